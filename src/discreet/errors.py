@@ -1,0 +1,114 @@
+"""Every error that discreet raises on purpose.
+
+The tree::
+
+    DiscreetError
+      UserError                          what was asked cannot be done; the command line prints one line, exit code 2
+        ConfigError(key, value, expected)
+        DataError(path, expected)
+        ModelError
+        RunFolderError(path, expected)
+        Diverged(round, cause)           the run folder keeps the last good round
+      ProtocolError
+        LocalProtocolError               we broke the rules: a bug of ours
+        RemoteProtocolError(peer, round, field)   a peer broke them: it is dropped, by name
+
+Messages name the key, file or shape at fault and say what would be right.
+"""
+
+from __future__ import annotations
+
+
+class DiscreetError(Exception):
+    """Root of the tree: catching it catches everything that discreet raises on purpose."""
+
+
+class UserError(DiscreetError):
+    """Something in what the user asked; its text is one line, fit for a terminal."""
+
+
+class ConfigError(UserError):
+    """An experiment has an unknown key or an impossible value.
+
+    Attributes:
+        key: dotted path of the key, as in ``scheme.learning_rate``.
+        value: what stood there.
+        expected: what would be right.
+    """
+
+    def __init__(self, key: str, value: object, expected: str) -> None:
+        self.key, self.value, self.expected = key, value, expected
+        super().__init__(f"{key} = {value!r}: expected {expected}")
+
+
+class UnknownKey(ConfigError):
+    """An experiment has a key that does not exist."""
+
+    def __init__(self, key: str, expected: str) -> None:
+        super().__init__(key, None, expected)
+        self.args = (f"unknown key {key!r}: {expected}",)
+
+
+class DataError(UserError):
+    """A data file is missing, damaged, or does not hold what was asked for.
+
+    Attributes:
+        path: the file, folder or data set at fault.
+        expected: what is wrong with it and what would be right.
+    """
+
+    def __init__(self, path: object, expected: str) -> None:
+        self.path, self.expected = str(path), expected
+        super().__init__(f"{path}: {expected}")
+
+
+class ModelError(UserError):
+    """A model cannot be trained as asked: its output, layers or buffers do not fit."""
+
+
+class RunFolderError(UserError):
+    """A run folder cannot be written, read or resumed.
+
+    Attributes:
+        path: the folder or file at fault.
+        expected: what is wrong with it and what would be right.
+    """
+
+    def __init__(self, path: object, expected: str) -> None:
+        self.path, self.expected = str(path), expected
+        super().__init__(f"{path}: {expected}")
+
+
+class Diverged(UserError):
+    """Training produced NaN or infinity; the last good round is kept.
+
+    Attributes:
+        round: the round in which it happened, counted from 1.
+        cause: the likely cause, and what to change.
+    """
+
+    def __init__(self, round: int, cause: str) -> None:
+        self.round, self.cause = round, cause
+        super().__init__(f"diverged in round {round}: {cause}")
+
+
+class ProtocolError(DiscreetError):
+    """A rule between parties was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break a rule ourselves."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer sent something that it must not send.
+
+    Attributes:
+        peer: who sent it.
+        round: the round it was for.
+        field: the part of the message at fault.
+    """
+
+    def __init__(self, peer: object, round: int, field: str) -> None:
+        self.peer, self.round, self.field = peer, round, field
+        super().__init__(f"{peer} broke the protocol in round {round}: {field}")
