@@ -1,36 +1,385 @@
-"""Local training of a stacked cohort."""
+"""Local training of a cohort: many clients at once, each on its own data.
+
+Clients are worked on in stacks of a fixed number of *lanes* (the last stack is padded), so that how a cohort is cut
+into pieces changes nothing. What a client draws (its batches, its augmentation, its dropout) depends on
+(seed, round, client) alone.
+
+Stated rules:
+
+* Each pass over a client's data is a fresh permutation cut into batches; the last batch of a pass may be smaller,
+  and its loss is the mean over the examples it has. A batch size above a client's number of examples takes them all.
+* Every client's optimizer starts afresh each round.
+* A client with no examples takes no step and is not accepted; nor is one whose update is NaN or infinite.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
+
+from discreet.augment import FlipCrop
+from discreet.cohort import Cohort, Examples
+from discreet.errors import ConfigError
+from discreet.gradients import LaneGradient, LayeredGradient, Path, lane_gradient
+from discreet.losses import Loss
+from discreet.network import Network
+from discreet.randomness import Seeded
+
+OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop,
+    "rprop": torch.optim.Rprop,
+    "asgd": torch.optim.ASGD,
+}
+"""The elementwise optimizers of torch: stacked parameters are then stepped as each lane alone would be."""
+
+HYPERPARAMETERS = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
-    """Examples to train or test on: one shared array, of which clients hold indices.
+class Learner:
+    """A model, its loss, and how a party computes with them.
 
     Attributes:
-        inputs: shape (count, ...). ``uint8`` means pixels, which reach the model as value / 255 in float32;
-            any other type reaches it as it is.
-        targets: int64 class numbers of shape (count,), or float32 values of shape (count, outputs).
+        network: the model.
+        loss: one loss an example; see `discreet.gradients.Loss`.
+        path: how gradients are computed.
+        lanes: clients stacked at once.
+        device: where training runs.
+        augment: drawn anew for each training batch; None for none.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    network: Network
+    loss: Loss
+    path: Path
+    lanes: int
+    device: torch.device
+    augment: FlipCrop | None = None
+
+    def gradient(self, dimensions: int) -> LaneGradient:
+        """The gradient function, for the use of one thread."""
+        return lane_gradient(self.path, self.network, self.loss, dimensions)
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+class LocalTraining:
+    """How each client trains in a round: a number of steps, or of epochs, of an optimizer.
+
+    Attributes:
+        steps: gradient steps a round (T_gd in arXiv 2010.07808), the same for every client.
+        epochs: passes over a client's data, instead of `steps`. One of the two; 1 epoch if neither is given.
+        batch_size: examples a step; 0 for all of a client's examples.
+        optimizer: a name in `OPTIMIZERS`.
+        learning_rate: the optimizer's, above 0.
+        momentum: for ``sgd`` and ``rmsprop``, in [0, 1).
+        weight_decay: L2 penalty, at least 0.
+        optimizer_options: other keywords of the optimizer, as ``{"betas": [0.9, 0.99]}``.
+    """
+
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=10, ge=0)
+    optimizer: str = "sgd"
+    learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError("scheme.epochs", self.epochs, "either steps or epochs, not both")
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(
+                "scheme.optimizer", self.optimizer, "an elementwise optimizer: " + ", ".join(OPTIMIZERS)
+            )
+        if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
+            raise ConfigError("scheme.momentum", self.momentum, "0 unless the optimizer is sgd or rmsprop")
+        try:
+            self.make_optimizer([torch.zeros(1)])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "scheme.optimizer_options", self.optimizer_options, f"keywords of {self.optimizer} ({error})"
+            ) from None
 
-    def __len__(self) -> int:
-        return len(self.targets)
+    def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimizer of `parameters`."""
+        options: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        if self.optimizer in ("sgd", "rmsprop"):
+            options["momentum"] = self.momentum
+        if self.optimizer == "rprop":
+            options.pop("weight_decay")
+        return OPTIMIZERS[self.optimizer](parameters, **(options | self.optimizer_options))
 
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs, as the model takes them, and targets at `indices` (int64, any shape)."""
-        inputs = self.inputs[indices]
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.to(torch.float32).mul_(1 / 255)
-        return inputs, self.targets[indices]
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a step is no more than ``w -= lr * (gradient + weight_decay * w)``."""
+        return self.optimizer == "sgd" and not self.momentum and not self.optimizer_options
+
+    def steps_for(self, size: int, batch_size: int) -> int:
+        """How many steps a client with `size` examples takes."""
+        if size == 0:
+            return 0
+        return self.steps or (self.epochs or 1) * -(-size // batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """What L lanes train on, step by step.
+
+    Attributes:
+        indices: shape (L, S, B), int64, into the shared examples.
+        weights: shape (L, S, B); each row sums to 1, padding has 0.
+        steps: for each lane, how many of the S steps are its own.
+        keys: shape (L,), int64, each lane's dropout key.
+        flips, offsets: shapes (L, S, B) and (L, S, B, 2), the augmentation, or None.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    steps: tuple[int, ...]
+    keys: Tensor
+    flips: Tensor | None = None
+    offsets: Tensor | None = None
+
+
+def draw_batches(
+    plan: LocalTraining, cohort: Cohort, lanes: int, randomness: Seeded, augment: FlipCrop | None = None
+) -> Batches:
+    """Draw the batches of a cohort of at most `lanes` clients, padded to `lanes`."""
+    batch = min(plan.batch_size or cohort.capacity, cohort.capacity) or 1
+    steps = [plan.steps_for(len(rows), batch) for rows in cohort.indices]
+    longest = max(steps, default=0)
+    indices = np.zeros((lanes, longest, batch), dtype=np.int64)
+    weights = np.zeros((lanes, longest, batch), dtype=np.float32)
+    keys = np.zeros(lanes, dtype=np.int64)
+    flips = np.zeros((lanes, longest, batch), dtype=bool)
+    offsets = np.zeros((lanes, longest, batch, 2), dtype=np.int64)
+    for lane, rows in enumerate(cohort.indices):
+        if not len(rows):
+            continue
+        client, taken = int(cohort.ids[lane]), steps[lane]
+        stream = randomness.stream(cohort.round, client, "batches")
+        keys[lane] = randomness.torch_seed(cohort.round, client, "dropout")
+        a_pass = -(-len(rows) // batch)
+        passes = -(-taken // a_pass)
+        order = np.zeros((passes, a_pass * batch), dtype=np.int64)
+        order[:, : len(rows)] = stream.permuted(np.tile(rows, (passes, 1)), axis=1)
+        real = np.arange(a_pass * batch) < len(rows)
+        counts = real.reshape(a_pass, batch).sum(1, keepdims=True)
+        share = (real.reshape(a_pass, batch) / counts).astype(np.float32)
+        indices[lane, :taken] = order.reshape(-1, batch)[:taken]
+        weights[lane, :taken] = np.tile(share, (passes, 1))[:taken]
+        if augment is not None:
+            draws = augment.draw(
+                randomness.stream(cohort.round, client, "augmentation"), (taken, batch)
+            )
+            flips[lane, :taken], offsets[lane, :taken] = draws.flips, draws.offsets
+    return Batches(
+        torch.from_numpy(indices),
+        torch.from_numpy(weights),
+        tuple(steps) + (0,) * (lanes - len(steps)),
+        torch.from_numpy(keys),
+        torch.from_numpy(flips) if augment else None,
+        torch.from_numpy(offsets) if augment else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a cohort's training gave.
+
+    Attributes:
+        changes: shape (K, n): final minus starting parameters.
+        losses: shape (K,): training loss, mean over the steps; NaN for a client with no examples.
+        accepted: shape (K,): False for a client with no examples or whose change is not finite.
+    """
+
+    changes: Tensor
+    losses: Tensor
+    accepted: Tensor
+
+
+def train(
+    learner: Learner, plan: LocalTraining, start: Tensor, cohort: Cohort, randomness: Seeded
+) -> Trained:
+    """Train every client of a cohort from `start`.
+
+    Args:
+        learner: model, loss and way of computing.
+        plan: steps and optimizer.
+        start: parameters, shape (n,), or (K, n) where each client starts from its own.
+        cohort: K clients; memory grows with K * n, so callers pass a few stacks at a time.
+        randomness: streams of the run.
+    """
+    gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
+    found: list[Trained] = []
+    for part in cohort.chunks(learner.lanes):
+        taken = sum(len(one.losses) for one in found)
+        own = start if start.dim() == 1 else start[taken : taken + len(part)]
+        found.append(_train_stack(learner, plan, gradient, own, part, randomness))
+    return _joined(found)
+
+
+def _train_stack(
+    learner: Learner,
+    plan: LocalTraining,
+    gradient: LaneGradient,
+    start: Tensor,
+    cohort: Cohort,
+    randomness: Seeded,
+) -> Trained:
+    """Train at most `learner.lanes` clients side by side."""
+    lanes, network = learner.lanes, learner.network
+    batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
+    begin = _padded(start, lanes)
+    stack = [
+        begin[:, slot.offset : slot.offset + slot.size].reshape(lanes, *slot.shape).clone()
+        for slot in network.layout
+    ]
+    uniform = len({count for count in batches.steps if count}) <= 1
+    changes = torch.zeros(lanes, network.count, dtype=start.dtype, device=learner.device)
+    losses = torch.zeros(lanes, dtype=start.dtype, device=learner.device)
+    taken = torch.tensor(batches.steps, device=learner.device)
+    optimizer = plan.make_optimizer(stack)
+    with torch.no_grad():
+        for step in range(batches.indices.shape[1]):
+            inputs, targets, weights = _batch(learner, cohort.examples, batches, step)
+            if isinstance(gradient, LayeredGradient) and plan.is_plain_sgd:
+                step_losses = gradient.descend(
+                    stack, inputs, targets, weights, plan.learning_rate, plan.weight_decay
+                )
+            else:
+                keys = (batches.keys + step).to(learner.device)
+                gradients, step_losses = gradient(stack, inputs, targets, weights, keys)
+                for parameter, value in zip(stack, gradients, strict=True):
+                    parameter.grad = value
+                optimizer.step()
+            losses += torch.where(taken > step, step_losses, 0)
+            if not uniform:
+                # a lane that is done goes on computing; what it had at its own last step is what counts
+                for lane, last in enumerate(batches.steps):
+                    if last == step + 1:
+                        _write_changes(network, changes, stack, begin, slice(lane, lane + 1))
+        if uniform:
+            _write_changes(network, changes, stack, begin, slice(0, lanes))
+    return _trained(changes, losses / taken, taken, len(cohort))
+
+
+def mean_gradients(
+    learner: Learner, vector: Tensor, cohort: Cohort, randomness: Seeded, batch_size: int = 0
+) -> Trained:
+    """Each client's mean gradient at `vector`, over a batch or over all of its examples.
+
+    Args:
+        learner: model, loss and way of computing.
+        vector: parameters, shape (n,).
+        cohort: K clients.
+        randomness: streams of the run.
+        batch_size: examples drawn by each client; 0 for all that it has, taken in pieces of bounded memory.
+
+    Returns:
+        Gradients in `changes`, and the losses at `vector`.
+    """
+    gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
+    found = [
+        _gradient_stack(learner, gradient, vector, part, randomness, batch_size)
+        for part in cohort.chunks(learner.lanes)
+    ]
+    return _joined(found)
+
+
+PIECE = 128
+"""Examples of a lane whose activations are held at once when a gradient over all examples is added up."""
+
+
+def _gradient_stack(
+    learner: Learner,
+    gradient: LaneGradient,
+    vector: Tensor,
+    cohort: Cohort,
+    randomness: Seeded,
+    batch_size: int,
+) -> Trained:
+    lanes, network = learner.lanes, learner.network
+    plan = (
+        LocalTraining(steps=1, batch_size=batch_size)
+        if batch_size
+        else LocalTraining(epochs=1, batch_size=PIECE)
+    )
+    batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
+    real = batches.weights > 0
+    batches = replace(batches, weights=real / real.sum((1, 2), keepdim=True).clamp(min=1))
+    stack = [
+        part.expand(lanes, *part.shape) for part in network.unflatten(vector).values()
+    ]
+    sums = torch.zeros(lanes, network.count, dtype=vector.dtype, device=learner.device)
+    losses = torch.zeros(lanes, dtype=vector.dtype, device=learner.device)
+    with torch.no_grad():
+        for step in range(batches.indices.shape[1]):
+            inputs, targets, weights = _batch(learner, cohort.examples, batches, step)
+            keys = (batches.keys + step).to(learner.device)
+            gradients, step_losses = gradient(stack, inputs, targets, weights, keys)
+            losses += step_losses
+            for slot, value in zip(network.layout, gradients, strict=True):
+                sums[:, slot.offset : slot.offset + slot.size] += value.flatten(1)
+    taken = torch.tensor(batches.steps, device=learner.device)
+    return _trained(sums, torch.where(taken > 0, losses, torch.nan), taken, len(cohort))
+
+
+def _padded(start: Tensor, lanes: int) -> Tensor:
+    """Starting parameters for every lane, shape (lanes, n)."""
+    if start.dim() == 1:
+        return start.expand(lanes, -1)
+    return torch.cat([start, start[:1].expand(lanes - len(start), -1)])
+
+
+def _batch(
+    learner: Learner, examples: Examples, batches: Batches, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and weights of one step, shapes (L, B, ...)."""
+    inputs, targets = examples.gather(batches.indices[:, step].to(learner.device))
+    if learner.augment is not None and batches.flips is not None and batches.offsets is not None:
+        images = inputs.flatten(0, 1)
+        inputs = learner.augment.apply(
+            images, batches.flips[:, step].reshape(-1), batches.offsets[:, step].reshape(-1, 2)
+        ).view_as(inputs)
+    dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
+    return inputs, targets, batches.weights[:, step].to(learner.device, dtype)
+
+
+def _write_changes(
+    network: Network, changes: Tensor, stack: list[Tensor], begin: Tensor, lanes: slice
+) -> None:
+    """Write final minus starting parameters of some lanes into `changes`."""
+    for slot, parameter in zip(network.layout, stack, strict=True):
+        place = slice(slot.offset, slot.offset + slot.size)
+        torch.sub(parameter[lanes].flatten(1), begin[lanes, place], out=changes[lanes, place])
+
+
+def _trained(changes: Tensor, losses: Tensor, taken: Tensor, count: int) -> Trained:
+    accepted = (taken > 0) & changes.isfinite().all(1)
+    return Trained(changes[:count], losses[:count], accepted[:count])
+
+
+def _joined(found: Sequence[Trained]) -> Trained:
+    if len(found) == 1:
+        return found[0]
+    return Trained(
+        torch.cat([one.changes for one in found]),
+        torch.cat([one.losses for one in found]),
+        torch.cat([one.accepted for one in found]),
+    )

@@ -1,0 +1,105 @@
+"""Examples, and the participants who hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples to train or test on: one shared array, of which clients hold indices.
+
+    Attributes:
+        inputs: shape (count, ...). ``uint8`` means pixels, which reach the model as value / 255 in float32;
+            any other type reaches it as it is.
+        targets: int64 class numbers of shape (count,), or float32 values of shape (count, outputs).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs, as the model takes them, and the targets at `indices`.
+
+        Args:
+            indices: int64, any shape; it becomes the leading shape of both results.
+        """
+        flat = indices.reshape(-1)
+        # index_select is several times faster than indexing with a tensor
+        inputs = self.inputs.index_select(0, flat)
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(torch.float32).mul_(1 / 255)
+        targets = self.targets.index_select(0, flat)
+        return (
+            inputs.view(*indices.shape, *self.inputs.shape[1:]),
+            targets.view(*indices.shape, *self.targets.shape[1:]),
+        )
+
+    def to(self, device: torch.device) -> Examples:
+        """The same examples on a device."""
+        return Examples(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """K participants side by side; a simulation passes many, a deployed site passes itself.
+
+    Attributes:
+        ids: shape (K,), the participants' numbers.
+        examples: one shared array of examples (at a site: its own).
+        indices: for each participant, which of the examples it holds.
+        round: the round that is played, counted from 1.
+        capacity: the most examples that any participant of the federation holds (a public number).
+        row, column: shape (K,), the place of each participant in a grid; without one, column is all 0.
+        features: for each participant, which input features it holds; None where it holds all.
+        kept: for each participant, the private state that it kept from earlier rounds, or None.
+    """
+
+    ids: NDArray[np.int64]
+    examples: Examples
+    indices: tuple[NDArray[np.integer[Any]], ...]
+    round: int
+    capacity: int
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    kept: tuple[Tensor | None, ...]
+    features: tuple[NDArray[np.integer[Any]], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape (K,): how many examples each participant holds."""
+        return np.array([len(rows) for rows in self.indices], dtype=np.int64)
+
+    def select(self, places: slice) -> Cohort:
+        """The participants at some places of this cohort."""
+        return replace(
+            self,
+            ids=self.ids[places],
+            indices=self.indices[places],
+            row=self.row[places],
+            column=self.column[places],
+            kept=self.kept[places],
+            features=None if self.features is None else self.features[places],
+        )
+
+    def chunks(self, size: int) -> Iterator[Cohort]:
+        """The cohort in pieces of at most `size` participants, in order."""
+        for start in range(0, len(self), size):
+            yield self.select(slice(start, start + size))

@@ -1,0 +1,341 @@
+"""An experiment: everything that decides what a run computes, as frozen dataclasses and as TOML.
+
+The dataclasses are the schema: a key in TOML is a field here or in the scheme's class. Mistakes are answered by one
+line that names the key and says what would be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from discreet.augment import AUGMENTATIONS
+from discreet.data.partition import PARTITIONS
+from discreet.data.sources import SOURCES
+from discreet.errors import ConfigError, UnknownKey
+from discreet.losses import LOSSES
+from discreet.schemes import SCHEMES
+
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+SYNONYMS = {
+    "gamma": "server_learning_rate",
+    "lr": "learning_rate",
+    "eta": "learning_rate",
+    "t_gd": "steps",
+    "local_steps": "steps",
+    "local_epochs": "epochs",
+    "n_clients": "clients",
+    "num_rounds": "rounds",
+    "dataset": "data.name",
+}
+"""What people call a key elsewhere, for the hint after an unknown one."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Data:
+    """Which examples, and who holds them.
+
+    Attributes:
+        name: a data set in `discreet.data.sources.SOURCES`.
+        path, test_path: the user's own table, or folder of images.
+        target: the column that is learnt (tables).
+        client_column: the column that says whose row it is (tables, with ``partition = "column"``).
+        test_fraction: share of the rows that is held for testing where the data has no test set of its own.
+        standardise: scale the columns of a table to mean 0 and variance 1.
+        image_size: side in pixels to which the user's own images are scaled; 0 for as they are.
+        max_tokens, vocabulary: of a text: how many tokens are kept, and how many token numbers there are.
+        partition: how examples are dealt to clients, a name in `discreet.data.partition.PARTITIONS`.
+        clients: how many clients (N).
+        alpha: of ``dirichlet``: small is skewed.
+        labels_per_client: of ``shards``.
+        sigma: of ``lognormal``: spread of the sizes' logarithms.
+        examples_per_client: of ``resampled``.
+        rows, columns: of ``grid``.
+        holdout: share of the training examples kept from all clients, to choose the best round and to stop early.
+        augment: for images: ``none``, ``flip``, ``crop`` or ``flip-crop``.
+    """
+
+    name: str = "digits"
+    path: str | None = None
+    test_path: str | None = None
+    target: str | None = None
+    client_column: str | None = None
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    standardise: bool = True
+    image_size: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=256, ge=1)
+    vocabulary: int = Field(default=10_000, ge=2)
+    partition: str = "iid"
+    clients: int = Field(default=10, ge=1)
+    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    labels_per_client: int = Field(default=2, ge=1)
+    sigma: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    examples_per_client: int = Field(default=60, ge=1)
+    rows: int = Field(default=1, ge=1)
+    columns: int = Field(default=1, ge=1)
+    holdout: float = Field(default=0.0, ge=0, lt=1)
+    augment: str = "none"
+
+    def __post_init__(self) -> None:
+        _known("data.name", self.name, SOURCES)
+        _known("data.partition", self.partition, PARTITIONS)
+        _known("data.augment", self.augment, AUGMENTATIONS)
+        if self.partition == "column" and self.client_column is None:
+            raise ConfigError("data.client_column", None, "the column that says whose row it is")
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Model:
+    """Which network is trained.
+
+    Attributes:
+        name: ``linear``, ``mlp``, ``cnn``, ``text``, or ``package.module:factory``.
+        loss: ``auto`` (cross-entropy for classes, squared error for regression), a name in
+            `discreet.losses.LOSSES`, or ``package.module:function``.
+        options: the network's own options; in TOML they stand beside ``name``, as ``widths = [200]``.
+    """
+
+    name: str = "mlp"
+    loss: str = "auto"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.loss != "auto" and ":" not in self.loss:
+            _known("model.loss", self.loss, ["auto", *LOSSES])
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Engine:
+    """How a run is computed; changes its speed and not what it computes.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        lanes: clients stacked at once; ``auto`` is resolved from the model and the cohort, and written down.
+        gradients: ``layers``, ``vmap`` or ``autograd``; ``auto`` is resolved from the model, and written down.
+        workers: stacks computed at the same time; ``auto`` is the number of processors.
+        threads: torch threads of each worker.
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    lanes: Literal["auto"] | int = "auto"
+    gradients: Literal["auto", "layers", "vmap", "autograd"] = "auto"
+    workers: Literal["auto"] | int = "auto"
+    threads: int = Field(default=1, ge=1)
+
+    def __post_init__(self) -> None:
+        for name, value in (("lanes", self.lanes), ("workers", self.workers)):
+            if value != "auto" and value < 1:
+                raise ConfigError(f"engine.{name}", value, "'auto' or a number of at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Experiment:
+    """A whole experiment.
+
+    Attributes:
+        data, model, scheme, engine: see their classes; `scheme` is an instance of a class in
+            `discreet.schemes.SCHEMES`.
+        rounds: how many rounds are played.
+        fraction: of the clients that take part in a round (C), in (0, 1].
+        sampling: ``fixed``: exactly ``round(fraction * clients)``, at least one; ``poisson``: each client
+            independently with probability `fraction`.
+        seed: decides everything random in a simulation.
+        eval_every: rounds between evaluations; the last round is always evaluated.
+        patience: stop after so many evaluations without a better one on the held-out examples; 0 for never.
+        secure: how contributions are added up: ``none``, in the clear.
+    """
+
+    data: Data = Field(default_factory=Data)
+    model: Model = Field(default_factory=Model)
+    scheme: Any = Field(default_factory=lambda: SCHEMES["fedavg"]())
+    rounds: int = Field(default=50, ge=1)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
+    eval_every: int = Field(default=1, ge=1)
+    patience: int = Field(default=0, ge=0)
+    secure: Literal["none"] = "none"
+    engine: Engine = Field(default_factory=Engine)
+
+    def __post_init__(self) -> None:
+        if type(self.scheme) not in SCHEMES.values():
+            raise ConfigError("scheme", self.scheme, "an instance of a scheme: " + ", ".join(SCHEMES))
+        if self.patience and not self.data.holdout:
+            raise ConfigError("patience", self.patience, "0, or data.holdout above 0: it is judged on held-out data")
+
+    @property
+    def scheme_name(self) -> str:
+        """The scheme's name in `SCHEMES`."""
+        return next(name for name, kind in SCHEMES.items() if type(self.scheme) is kind)
+
+
+SECTIONS: Mapping[str, type[Any]] = {"data": Data, "model": Model, "engine": Engine}
+
+
+def from_table(table: Mapping[str, Any]) -> Experiment:
+    """An experiment from a nested table, as TOML gives it.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest right one) or an impossible value.
+    """
+    fields = dict(table)
+    for name, kind in SECTIONS.items():
+        if name in fields:
+            section = _section(name, fields[name])
+            if name == "model":
+                section = _model_table(section)
+            fields[name] = _build(kind, section, f"{name}.")
+    if "scheme" in fields:
+        section = _section("scheme", fields["scheme"])
+        name = section.pop("name", "fedavg")
+        _known("scheme.name", name, SCHEMES)
+        fields["scheme"] = _build(SCHEMES[name], section, "scheme.")
+    return _build(Experiment, fields, "")
+
+
+def to_table(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as a nested table, complete: `from_table` gives the same experiment again."""
+    table = _without_none(dataclasses.asdict(experiment))
+    model = table["model"]
+    table["model"] = {**{key: model[key] for key in ("name", "loss")}, **model["options"]}
+    table["scheme"] = {"name": experiment.scheme_name, **table["scheme"]}
+    order = [key for key, value in table.items() if not isinstance(value, dict)]
+    return {key: table[key] for key in order} | {key: table[key] for key in table if key not in order}
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as TOML text."""
+    return tomli_w.dumps(to_table(experiment))
+
+
+def load(source: str, settings: Iterable[str] = ()) -> Experiment:
+    """Load an experiment from a TOML file, or a preset by name, and change some keys.
+
+    Args:
+        source: a path that ends in ``.toml``, or a preset's name.
+        settings: changes, as ``"scheme.learning_rate=0.2"``; a value is read as TOML, else as a string.
+
+    Raises:
+        ConfigError: the file or preset does not exist, is not TOML, or holds a mistake.
+    """
+    table = parse(_text(source), source)
+    for setting in settings:
+        _apply(table, setting)
+    return from_table(table)
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """TOML text as a table; `source` names it in errors."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(source, "not TOML", f"a TOML file ({error})") from None
+
+
+def presets() -> dict[str, str]:
+    """The built-in experiments: name -> what its first line says."""
+    files = sorted(resources.files("discreet").joinpath("presets").iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".toml"): file.read_text("utf-8").splitlines()[0].lstrip("# ")
+        for file in files
+        if file.name.endswith(".toml")
+    }
+
+
+def _text(source: str) -> str:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except FileNotFoundError:
+            raise ConfigError("experiment", source, "a TOML file that exists, or a preset's name") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("experiment", source, f"a readable TOML file ({error})") from None
+    known = presets()
+    _known("experiment", source, list(known), what="a TOML file, or a preset")
+    return resources.files("discreet").joinpath("presets", f"{source}.toml").read_text("utf-8")
+
+
+def _apply(table: dict[str, Any], setting: str) -> None:
+    """Apply one ``key.path=value``."""
+    key, equals, text = setting.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError("--set", setting, "key.path=value, as scheme.learning_rate=0.2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *sections, last = key.split(".")
+    place = table
+    for name in sections:
+        inner = place.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(key, value, f"{name} to be a section, but it is the value {inner!r}")
+        place = inner
+    if key == "scheme.name" and place.get("name", value) != value:
+        # another scheme has other fields: keep those that it knows too
+        known = {field.name for field in dataclasses.fields(SCHEMES[value])} if value in SCHEMES else set()
+        for stale in [name for name in place if name not in known]:
+            del place[stale]
+    place[last] = value
+
+
+def _section(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(name, value, f"a section [{name}]")
+    return dict(value)
+
+
+def _model_table(section: dict[str, Any]) -> dict[str, Any]:
+    options = {key: value for key, value in section.items() if key not in ("name", "loss")}
+    return {key: section[key] for key in ("name", "loss") if key in section} | {"options": options}
+
+
+def _build(kind: type[Any], fields: Mapping[str, Any], prefix: str) -> Any:
+    """Make a checked dataclass; pydantic's complaints become one line about one key."""
+    try:
+        return TypeAdapter(kind).validate_python(dict(fields))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = prefix + str(first["loc"][0]) if first["loc"] else prefix.rstrip(".") or "experiment"
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise UnknownKey(key, _hint(str(first["loc"][0]), kind, prefix)) from None
+        expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise ConfigError(key, first["input"], expected[:1].lower() + expected[1:]) from None
+
+
+def _hint(key: str, kind: type[Any], prefix: str) -> str:
+    names = [field.name for field in dataclasses.fields(kind)]
+    synonym = SYNONYMS.get(key.lower())
+    if synonym in names:
+        return f"did you mean {prefix}{synonym}?"
+    if nearest := difflib.get_close_matches(key, names, n=1):
+        return f"did you mean {prefix}{nearest[0]}?"
+    return f"{prefix.rstrip('.') or 'the top level'} has {', '.join(names)}"
+
+
+def _known(key: str, value: object, known: Iterable[str], what: str = "one of") -> None:
+    """Refuse a name that is not known, with the nearest one that is."""
+    names = list(known)
+    if value in names:
+        return
+    nearest = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigError(key, value, f"{what}: {', '.join(names)}{hint}")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value

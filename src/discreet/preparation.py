@@ -1,0 +1,245 @@
+"""From an experiment to what a driver needs: data, who holds it, the model, and how it is computed.
+
+What is left open by ``auto`` is resolved here, from the model and the size of the cohort alone, and written into the
+experiment, so that the run folder holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from discreet import losses, models
+from discreet.augment import AUGMENTATIONS
+from discreet.cohort import Cohort, Examples
+from discreet.config import Experiment
+from discreet.data import partition as partitions
+from discreet.data import sources
+from discreet.data.dataset import Dataset
+from discreet.data.partition import Partition
+from discreet.errors import ConfigError
+from discreet.gradients import choose_path, linear_layers
+from discreet.losses import Loss
+from discreet.network import Network
+from discreet.randomness import SERVER, Seeded
+from discreet.schemes.base import Task
+from discreet.training import Learner
+
+CACHE_BYTES = 6_500_000
+"""Stacked parameters up to this size measured fastest: they stay in a processor's cache."""
+
+MOST_LANES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a driver needs.
+
+    Attributes:
+        experiment: with every ``auto`` resolved.
+        task: the model, loss and streams.
+        train, test: examples; `holdout`: kept from all clients, or None.
+        partition: who holds which of `train`.
+        dataset_name: for the result.
+    """
+
+    experiment: Experiment
+    task: Task
+    train: Examples
+    test: Examples
+    holdout: Examples | None
+    partition: Partition
+    dataset_name: str
+
+    @property
+    def scheme(self) -> Any:
+        """The experiment's scheme."""
+        return self.experiment.scheme
+
+    def cohort(self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor]) -> Cohort:
+        """The participants `ids`, as they stand in `round`."""
+        parts = self.partition
+        row, column = parts.row_of(ids), parts.column_of(ids)
+        columns = parts.columns
+        return Cohort(
+            ids=ids,
+            examples=self.train,
+            indices=tuple(parts.indices(int(owner)) for owner in row),
+            round=round,
+            capacity=int(parts.sizes.max()),
+            row=row,
+            column=column,
+            kept=tuple(kept.get(int(client)) for client in ids),
+            features=None if columns is None else tuple(columns[int(owner)] for owner in column),
+        )
+
+
+def randomness(experiment: Experiment) -> Seeded:
+    """The streams of a simulation."""
+    return Seeded(experiment.seed)
+
+
+def prepare(
+    experiment: Experiment,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    loss: Loss | None = None,
+    data_dir: Path | None = None,
+) -> Federation:
+    """Load, deal out, build and check everything, before anything is trained.
+
+    Args:
+        experiment: what was asked.
+        data, partition, model, loss: instead of those that the experiment names.
+        data_dir: where data sets are looked for first.
+
+    Raises:
+        UserError: something cannot be done.
+    """
+    device = _device(experiment)
+    streams = randomness(experiment)
+    data = load_data(experiment, data_dir) if data is None else data
+    holdout, own = _hold_out(experiment, data, streams)
+    if partition is None:
+        partition = deal(experiment, data, own, streams)
+    elif holdout is not None:
+        raise ConfigError("data.holdout", experiment.data.holdout, "0 where a partition is given: leave rows out of it")
+    if partition.column_count > 1 and not experiment.scheme.splits_columns:
+        raise ConfigError(
+            "data.columns", partition.column_count, f"1: {experiment.scheme_name} needs whole rows at each client"
+        )
+    if experiment.scheme.pooled:
+        partition = partition.pooled()
+    classes = data.classes is not None
+    loss = losses.find(experiment.model.loss if loss is None else loss, classes=classes)
+    network = models.build(
+        experiment.model.name if model is None else model,
+        shape=data.shape,
+        outputs=data.outputs,
+        vocabulary=data.vocabulary,
+        options=experiment.model.options,
+        randomness=streams,
+        probe=data.train.gather(torch.arange(min(2, len(data.train))))[0],
+        classes=classes,
+    )
+    _check_loss(loss, network, network.initial(streams), data.train)
+    augment = AUGMENTATIONS[experiment.data.augment]
+    if augment is not None:
+        augment.check(data.shape)
+    experiment = resolve(experiment, network, len(data.shape), partition.clients)
+    learner = Learner(
+        network.to(device), loss, experiment.engine.gradients, int(experiment.engine.lanes), device, augment
+    )
+    return Federation(
+        experiment,
+        Task(learner, streams),
+        data.train.to(device),
+        data.test.to(device),
+        None if holdout is None else holdout.to(device),
+        partition,
+        data.name,
+    )
+
+
+def load_data(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
+    """The data set that an experiment names."""
+    chosen = experiment.data
+    return sources.load(
+        chosen.name,
+        data_dir=data_dir,
+        path=chosen.path,
+        test_path=chosen.test_path,
+        target=chosen.target,
+        client_column=chosen.client_column,
+        test_fraction=chosen.test_fraction,
+        standardise=chosen.standardise,
+        image_size=chosen.image_size or None,
+        max_tokens=chosen.max_tokens,
+        vocabulary=chosen.vocabulary,
+    )
+
+
+def _hold_out(
+    experiment: Experiment, data: Dataset, streams: Seeded
+) -> tuple[Examples | None, NDArray[np.int64] | None]:
+    """Held-out examples, and which examples remain; (None, None) where nothing is held out."""
+    share = experiment.data.holdout
+    if not share:
+        return None, None
+    count = math.floor(share * len(data.train) + 0.5)
+    if not 0 < count < len(data.train):
+        raise ConfigError("data.holdout", share, f"a share that leaves some of the {len(data.train)} examples on each side")
+    order = streams.stream(0, SERVER, "holdout").permutation(len(data.train))
+    held = torch.from_numpy(np.sort(order[:count]))
+    kept_back = Examples(data.train.inputs.index_select(0, held), data.train.targets.index_select(0, held))
+    return kept_back, np.sort(order[count:])
+
+
+def deal(
+    experiment: Experiment, data: Dataset, own: NDArray[np.int64] | None, streams: Seeded
+) -> Partition:
+    """Deal the training examples (or only those in `own`) to clients, as the experiment says."""
+    chosen = experiment.data
+    labels = data.train.targets.numpy()
+    columns = data.columns
+    if own is not None:
+        labels, columns = labels[own], {name: values[own] for name, values in columns.items()}
+    dealt = partitions.make(
+        chosen.partition,
+        rng=streams.stream(0, SERVER, "partition"),
+        count=len(labels),
+        labels=labels,
+        features=math.prod(data.shape),
+        columns=columns,
+        clients=chosen.clients,
+        rows=chosen.rows,
+        column_owners=chosen.columns,
+        alpha=chosen.alpha,
+        labels_per_client=chosen.labels_per_client,
+        sigma=chosen.sigma,
+        column=chosen.client_column,
+        size=chosen.examples_per_client,
+    )
+    return dealt if own is None else Partition(own[dealt.order], dealt.offsets, dealt.columns)
+
+
+def resolve(experiment: Experiment, network: Network, dimensions: int, clients: int) -> Experiment:
+    """The experiment with every ``auto`` of its engine settled, as `discreet.gradients` and this module say."""
+    engine = experiment.engine
+    path = choose_path(network, dimensions) if engine.gradients == "auto" else engine.gradients
+    if path == "layers" and linear_layers(network, dimensions) is None:
+        raise ConfigError("engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU")
+    cohort = max(1, math.ceil(experiment.fraction * clients))
+    lanes = engine.lanes
+    if lanes == "auto":
+        in_cache = max(1, CACHE_BYTES // (4 * network.count))
+        # at least two stacks a round, so that two workers have something to do on every machine
+        lanes = 1 if path == "autograd" else min(in_cache, MOST_LANES, max(1, math.ceil(cohort / 2)))
+    workers = engine.workers
+    if workers == "auto":
+        workers = 1 if engine.device == "cuda" else (os.cpu_count() or 1)
+    settled = dataclasses.replace(engine, gradients=path, lanes=lanes, workers=workers)
+    return dataclasses.replace(experiment, engine=settled)
+
+
+def _check_loss(loss: Loss, network: Network, vector: Tensor, examples: Examples) -> None:
+    inputs, targets = examples.gather(torch.arange(min(2, len(examples))))
+    with torch.no_grad():
+        losses.check(loss, network.apply(vector, inputs), targets)
+
+
+def _device(experiment: Experiment) -> torch.device:
+    if experiment.engine.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device", "cuda", "cpu: torch sees no CUDA device here")
+    return torch.device(experiment.engine.device)

@@ -1,0 +1,52 @@
+"""Run folders become one self-contained HTML page: ``write_report``.
+
+The page holds tables, curves and settings of all the runs. It has no script, asks the network for nothing, and
+the same run folders give the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from discreet.errors import RunFolderError
+from discreet.report.page import page
+from discreet.report.records import RunRecord, find_runs, read_run
+from discreet.report.summary import summarize
+
+__all__ = ["RunRecord", "find_runs", "read_run", "write_report"]
+
+
+def write_report(dirs: Sequence[Path], out: Path) -> Path:
+    """Write the report of some runs.
+
+    Args:
+        dirs: run folders, or folders that hold run folders; at least one.
+        out: the HTML file to write. It is replaced whole or not at all; folders on the way are made.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        RunFolderError: a folder holds no run or is damaged, or ``out`` cannot be written.
+    """
+    out = Path(out)
+    runs = find_runs(dirs)
+    if not runs:
+        raise RunFolderError(out, "no run to report; expected at least one run folder")
+    _replace(out, page([summarize(run) for run in runs]))
+    return out
+
+
+def _replace(out: Path, content: str) -> None:
+    if out.exists() and not out.is_file():
+        raise RunFolderError(out, "is not a file; expected the name of an HTML file to write")
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(content, encoding="utf-8", newline="\n")
+        os.replace(unfinished, out)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise RunFolderError(out, f"cannot be written: {error.strerror or error}") from error

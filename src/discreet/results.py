@@ -1,0 +1,191 @@
+"""The result of a run: its figures, its model, and how to look at them."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from discreet.config import Experiment
+from discreet.evaluation import Evaluation
+from discreet.network import Network
+from discreet.preparation import Federation
+from discreet.runs import Checkpoint, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The best round of a run so far.
+
+    Attributes:
+        round: its number.
+        test: how good it was on the test set, which is what is reported.
+        judged: how good it was on the examples that decide: the held-out ones, or without them the test set.
+        vector: the global model after it, or None.
+    """
+
+    round: int
+    test: Evaluation
+    judged: Evaluation
+    vector: Tensor | None
+
+    def is_beaten_by(self, other: Evaluation) -> bool:
+        """Whether `other` is better: by accuracy, or by loss where there is no accuracy."""
+        if self.judged.accuracy is not None and other.accuracy is not None:
+            return other.accuracy > self.judged.accuracy
+        return self.judged.loss is not None and other.loss is not None and other.loss < self.judged.loss
+
+    def facts(self) -> dict[str, Any]:
+        """What of it goes into JSON."""
+        return {"round": self.round, "test": asdict(self.test), "judged": asdict(self.judged)}
+
+    @classmethod
+    def restored(cls, facts: Mapping[str, Any], vector: Tensor | None) -> Best:
+        """The inverse of `facts`."""
+        return cls(facts["round"], Evaluation(**facts["test"]), Evaluation(**facts["judged"]), vector)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run:
+    """The result of a run.
+
+    Attributes:
+        experiment: what ran, complete.
+        metrics: for each round its figures, as in ``metrics.jsonl``.
+        result: the summary, as in ``result.json``.
+        network: the model as a function of its parameters.
+        vector, best_vector: parameters of the last and of the best round, shape (n,); None without a global model.
+        checkpoint: what the next round would start from.
+    """
+
+    experiment: Experiment
+    metrics: tuple[dict[str, Any], ...]
+    result: dict[str, Any]
+    network: Network
+    vector: Tensor | None
+    best_vector: Tensor | None
+    checkpoint: Checkpoint
+
+    def series(self, name: str) -> NDArray[np.float64]:
+        """One figure of every round, NaN where a round has none: ``"accuracy"``, ``"loss"``, ``"seconds"``..."""
+        values = [line.get(name) for line in self.metrics]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    @property
+    def rounds(self) -> NDArray[np.float64]:
+        """The rounds' numbers."""
+        return self.series("round")
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Accuracy on the test set after each round; NaN where it was not evaluated."""
+        return self.series("accuracy")
+
+    @property
+    def loss(self) -> NDArray[np.float64]:
+        """Loss on the test set after each round; NaN where it was not evaluated."""
+        return self.series("loss")
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last evaluated round: ``round``, ``accuracy``, ``loss``."""
+        return dict(self.result["final"])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best evaluated round: ``round``, ``accuracy``, ``loss``."""
+        return dict(self.result["best"])
+
+    def model(self, *, best: bool = False) -> nn.Module:
+        """The trained model, in evaluation mode.
+
+        Raises:
+            ValueError: the scheme has no global model.
+        """
+        vector = self.best_vector if best else self.vector
+        if vector is None:
+            raise ValueError(f"{self.experiment.scheme_name} has no global model")
+        return self.network.to_module(vector.cpu())
+
+    def plot(self) -> Figure:
+        """Accuracy and loss by round, as a matplotlib figure."""
+        from discreet.plots import plot_runs  # matplotlib takes a while to import
+
+        name = f"{self.result['dataset']}, {self.result['scheme']}"
+        curves = {key: self.series(key) for key in ("round", "accuracy", "loss")}
+        return plot_runs({name: curves})
+
+    def save(self, path: Path | str) -> Path:
+        """Write a run folder, as ``discreet run`` does.
+
+        Raises:
+            RunFolderError: it exists and is not empty, or cannot be written.
+        """
+        folder = RunFolder.create(Path(path), self.experiment)
+        for line in self.metrics:
+            folder.append(line)
+        folder.save(self.checkpoint)
+        folder.finish(self.result)
+        return folder.path
+
+
+def summarise(federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None) -> dict[str, Any]:
+    """The contents of ``result.json``."""
+    experiment, count = federation.experiment, federation.task.parameters
+    evaluated = [line for line in history if "loss" in line]
+    last = evaluated[-1]
+    uplink = sum(line["uplink_bytes"] for line in history)
+    sent = sum(line["participants"] for line in history)
+    result: dict[str, Any] = {
+        "scheme": experiment.scheme_name,
+        "dataset": federation.dataset_name,
+        "model": experiment.model.name,
+        "parameters": count,
+        "seed": experiment.seed,
+        "rounds": len(history),
+        "final": {key: last[key] for key in ("round", "accuracy", "loss")},
+        "best": None
+        if best is None
+        else {"round": best.round, "accuracy": best.test.accuracy, "loss": best.test.loss},
+        "bits_per_parameter": 8 * uplink / (sent * count) if sent else 0.0,
+        "uplink_bytes": uplink,
+        "downlink_bytes": sum(line["downlink_bytes"] for line in history),
+        "seconds_per_round": statistics.median(line["seconds"] for line in history),
+        "peak_memory_bytes": peak_memory(),
+        "privacy": None,
+        "participants": federation.partition.clients,
+        "dropped_updates": sum(len(line["dropped"]) for line in history),
+        "versions": versions(),
+    }
+    if "worst_loss" in last:
+        result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
+    return result
+
+
+def peak_memory() -> int:
+    """The most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the figures."""
+    try:
+        own = version("discreet")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"discreet": own, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}

@@ -1,0 +1,18 @@
+"""The schemes. A new one is a class and a row in `SCHEMES`; the contract tests then hold it to every law."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from discreet.schemes.fedavg import FedAvg, FedSGD
+from discreet.schemes.references import Centralized, Local
+from discreet.schemes.signfed import SignFed
+
+SCHEMES: Mapping[str, type[Any]] = {
+    "centralized": Centralized,
+    "local": Local,
+    "fedsgd": FedSGD,
+    "fedavg": FedAvg,
+    "signfed": SignFed,
+}

@@ -1,0 +1,210 @@
+"""What a scheme is: three pure functions around one sum.
+
+::
+
+    state --broadcast--> payload --contribute--> group elements --(sum)--> total --update--> state
+
+A scheme is a frozen dataclass whose fields are its hyperparameters. It holds no data, no model and no randomness;
+those come as arguments, so that the same object serves a simulation of a thousand clients and one real site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from discreet.cohort import Cohort, Examples
+from discreet.evaluation import Evaluation, Map, evaluate
+from discreet.randomness import Seeded
+from discreet.secure.groups import Group
+from discreet.training import Learner
+
+Scope = Literal["all", "row", "column"]
+StateT = TypeVar("StateT")
+PayloadT = TypeVar("PayloadT")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One sum of a round; of constant length, so that messages have constant shape.
+
+    Attributes:
+        name: what is summed, as ``"update"``.
+        group: the group of the elements.
+        length: elements in one participant's contribution; 0 where nothing leaves the participant.
+        scope: summed over all participants, or separately within the rows or the columns of a grid.
+    """
+
+    name: str
+    group: Group
+    length: int
+    scope: Scope = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is being learnt: the same for the server and every participant.
+
+    Attributes:
+        learner: the model, the loss and how local gradients are computed.
+        randomness: seeded streams for what need not be secret (batches, coins, initial weights).
+    """
+
+    learner: Learner
+    randomness: Seeded
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the model (n)."""
+        return self.learner.network.count
+
+    def initial(self) -> Tensor:
+        """The initial parameters, shape (n,), the same for everybody who has the seed."""
+        return self.learner.network.initial(self.randomness).to(self.learner.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What the participants of a cohort bring to one sum.
+
+    Attributes:
+        elements: shape (K, length), group elements; rows that are not accepted are ignored.
+        accepted: shape (K,), bool: False for a participant with no examples, and for one whose result is NaN or
+            infinite. Neither is added, averaged in, or turned into a vote.
+        losses: shape (K,), mean training loss; NaN where there is none. It never leaves a participant: a
+            simulation shows it to the researcher.
+        kept: shape (K, ...), private state that the participants keep for later rounds, or None.
+    """
+
+    elements: Tensor
+    accepted: Tensor
+    losses: Tensor
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """The sum of one phase.
+
+    Attributes:
+        values: shape (length,); (groups, length) for the scopes ``"row"`` and ``"column"``.
+        count: how many participants are in it.
+    """
+
+    values: Tensor
+    count: int
+
+
+class Scheme(Protocol[StateT, PayloadT]):
+    """A federated scheme. Implementations are frozen dataclasses of hyperparameters; all methods are pure.
+
+    Class attributes:
+        summary: one line for tables.
+        pooled: True if one participant holds everybody's data (the centralized reference).
+        splits_columns: True if participants may hold some of the columns only.
+    """
+
+    summary: ClassVar[str]
+    pooled: ClassVar[bool]
+    splits_columns: ClassVar[bool]
+
+    def init(self, task: Task) -> StateT:
+        """The server's state before round 1: a frozen dataclass of tensors."""
+        ...
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The sums of a round, in order."""
+        ...
+
+    def broadcast(self, task: Task, state: StateT, round: int) -> PayloadT:
+        """What every participant may see this round.
+
+        Secrets of the server for this round are not part of it: `update` derives them again from the state.
+        """
+        ...
+
+    def contribute(
+        self, task: Task, phase: Phase, payload: PayloadT, received: tuple[Total, ...], cohort: Cohort
+    ) -> Contribution:
+        """What the cohort's participants bring to the sum of `phase`."""
+        ...
+
+    def update(self, task: Task, state: StateT, totals: tuple[Total, ...], round: int) -> StateT:
+        """The server's next state, given the totals of the round's phases; every count is at least 1."""
+        ...
+
+    def vector(self, state: StateT) -> Tensor | None:
+        """The global model's parameters, shape (n,); None if there is no global model."""
+        ...
+
+    def evaluate(
+        self, task: Task, state: StateT, kept: dict[int, Tensor], examples: Examples, parallel: Map
+    ) -> Evaluation:
+        """How good the model, or every participant's model, is on `examples`."""
+        ...
+
+    def release(self, task: Task, count: int, probability: float) -> object | None:
+        """What the round gives away as a ``dp_accounting.DpEvent``; None if it promises no privacy.
+
+        Args:
+            task: the task.
+            count: participants whose contributions are in the sum.
+            probability: with which each participant was sampled.
+        """
+        ...
+
+
+@runtime_checkable
+class Fused(Protocol):
+    """A scheme that can contribute and add in one go, where stacking K x length is impossible or slow.
+
+    Law: `subtotal` equals the sum, within the phase's groups, of what `contribute` returns.
+    """
+
+    def subtotal(
+        self, task: Task, phase: Phase, payload: Any, received: tuple[Total, ...], cohort: Cohort
+    ) -> tuple[Total, Contribution]:
+        """The cohort's total, and a contribution whose elements have length 0."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalModel:
+    """The state, and the payload, of a scheme with one global model.
+
+    Attributes:
+        vector: shape (n,), the model's parameters.
+    """
+
+    vector: Tensor
+
+
+class SharedModel:
+    """What schemes with one global model, shown to every participant, have in common."""
+
+    pooled: ClassVar[bool] = False
+    splits_columns: ClassVar[bool] = False
+
+    def init(self, task: Task) -> GlobalModel:
+        """The initial model."""
+        return GlobalModel(task.initial())
+
+    def broadcast(self, task: Task, state: GlobalModel, round: int) -> GlobalModel:
+        """The global model."""
+        return state
+
+    def vector(self, state: GlobalModel) -> Tensor | None:
+        """The global model's parameters, shape (n,)."""
+        return state.vector
+
+    def evaluate(
+        self, task: Task, state: GlobalModel, kept: dict[int, Tensor], examples: Examples, parallel: Map
+    ) -> Evaluation:
+        """How good the global model is."""
+        return evaluate(task.learner, state.vector, examples, parallel)
+
+    def release(self, task: Task, count: int, probability: float) -> object | None:
+        """None: no differential privacy is promised."""
+        return None

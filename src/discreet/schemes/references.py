@@ -1,0 +1,62 @@
+"""References that every scheme is read against: all data in one place, and every participant alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from discreet.cohort import Cohort, Examples
+from discreet.evaluation import Evaluation, Map, evaluate_each
+from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
+from discreet.secure.groups import Reals
+from discreet.training import HYPERPARAMETERS, LocalTraining, train
+
+
+@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+class Local(SharedModel, LocalTraining):
+    """Every participant trains alone, from a common start; nothing is ever sent.
+
+    The result is the mean, and the worst, over all participants' models: what federation has to beat. The optimizer
+    starts afresh each round, as a federated client's does.
+    """
+
+    summary: ClassVar[str] = "each participant alone: what federation has to beat"
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """One phase, in which nothing leaves a participant."""
+        return (Phase("train", Reals(), 0),)
+
+    def contribute(
+        self, task: Task, phase: Phase, payload: GlobalModel, received: tuple[Total, ...], cohort: Cohort
+    ) -> Contribution:
+        """Nothing; the models go on in `kept`. A model that became NaN or infinite is kept as it was before."""
+        start = torch.stack([payload.vector if own is None else own for own in cohort.kept])
+        trained = train(task.learner, self, start, cohort, task.randomness)
+        kept = torch.where(trained.accepted[:, None], start + trained.changes, start)
+        return Contribution(start.new_empty(len(cohort), 0), trained.accepted, trained.losses, kept)
+
+    def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
+        """Nothing to do."""
+        return state
+
+    def vector(self, state: GlobalModel) -> Tensor | None:
+        """There is no global model."""
+        return None
+
+    def evaluate(
+        self, task: Task, state: GlobalModel, kept: dict[int, Tensor], examples: Examples, parallel: Map
+    ) -> Evaluation:
+        """Mean and worst over the models of all who have trained; before that, the common start."""
+        vectors = [kept[client] for client in sorted(kept)] or [state.vector]
+        return evaluate_each(task.learner, vectors, examples, parallel)
+
+
+@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+class Centralized(Local):
+    """All data in one place: one participant, who holds everybody's examples and trains alone."""
+
+    pooled: ClassVar[bool] = True
+    summary: ClassVar[str] = "all data in one place: the upper reference"

@@ -1,0 +1,388 @@
+"""A federation on one machine: the driver that plays the rounds of any scheme.
+
+Clients are worked on in stacks, several at a time; what they contribute is encoded as it would be on the wire,
+counted, decoded and added up in the order of the clients' numbers. Memory is bounded by the stacks and not by the
+cohort, and results depend neither on the number of workers nor on the order in which they finish.
+
+Stated rules, the same in every scheme:
+
+* A client with no examples brings nothing to a round; a round in which nobody has any leaves the state as it was.
+* A client whose update is NaN or infinite is dropped from the sum, named in the metrics and counted.
+* If that happens to every client that has examples, or the new state or its loss is not finite, the run has
+  diverged: it stops, and the last good round is kept.
+* An evaluation with no rows gives None.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from discreet import preparation
+from discreet.cohort import Cohort
+from discreet.config import Experiment
+from discreet.data.dataset import Dataset
+from discreet.data.partition import Partition
+from discreet.errors import Diverged
+from discreet.evaluation import Evaluation, Map
+from discreet.losses import Loss
+from discreet.preparation import Federation
+from discreet.randomness import SERVER
+from discreet.results import Best, Run, summarise
+from discreet.rounds import Ask, play_round
+from discreet.runs import Checkpoint, RunFolder
+from discreet.schemes.base import Contribution, Fused, Total
+from discreet.secure.groups import accumulate, decode, encode, wire_bytes, zeros
+
+Metrics = dict[str, Any]
+
+
+class OnRound(Protocol):
+    """Called after every round, as to draw a progress bar."""
+
+    def __call__(self, metrics: Metrics, rounds: int) -> None:
+        """The round's metrics, and how many rounds there will be at most."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """A run after some round.
+
+    Attributes:
+        round: the last round that was played.
+        state: the server's.
+        kept: what participants keep for themselves, by their numbers.
+        best: the best round so far.
+        waiting: evaluations since the best one.
+    """
+
+    round: int
+    state: Any
+    kept: dict[int, Tensor]
+    best: Best | None
+    waiting: int = 0
+
+
+def simulate(
+    experiment: Experiment,
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    loss: Loss | None = None,
+    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Run an experiment on this machine.
+
+    Args:
+        experiment: what to run.
+        data, partition, model, loss: instead of those that the experiment names.
+        data_dir: where data sets are looked for first.
+        out: run folder to write while the run goes on; None for none (`Run.save` writes one later).
+        resume: go on with the run folder `out`.
+        on_round: called after every round.
+
+    Returns:
+        The result.
+
+    Raises:
+        UserError: something in what was asked cannot be done; nothing is left half-written.
+        Diverged: training became NaN or infinite; the run folder keeps the last good round.
+    """
+    federation = preparation.prepare(experiment, data, partition, model, loss, data_dir)
+    experiment = federation.experiment
+    folder = None
+    if out is not None:
+        folder = (RunFolder.resume if resume else RunFolder.create)(Path(out), experiment)
+    progress, history = _start(federation, folder)
+    with _workers(experiment) as parallel:
+        while progress.round < experiment.rounds and not _patience_is_over(experiment, progress):
+            progress, metrics = _round(federation, progress, parallel)
+            history.append(metrics)
+            if folder:
+                folder.append(metrics)
+                folder.save(_checkpoint(progress))
+            if on_round:
+                on_round(metrics, experiment.rounds)
+    result = summarise(federation, history, progress.best)
+    if folder:
+        folder.finish(result)
+    vector = federation.scheme.vector(progress.state)
+    return Run(
+        experiment=experiment,
+        metrics=tuple(history),
+        result=result,
+        network=federation.task.learner.network,
+        vector=vector,
+        best_vector=progress.best.vector if progress.best else vector,
+        checkpoint=_checkpoint(progress),
+    )
+
+
+def _patience_is_over(experiment: Experiment, progress: Progress) -> bool:
+    return 0 < experiment.patience <= progress.waiting
+
+
+def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, list[Metrics]]:
+    """Where the run stands: at its beginning, or at the folder's checkpoint."""
+    state = federation.scheme.init(federation.task)
+    saved = folder.load() if folder else None
+    if folder:
+        history = folder.metrics(saved.round if saved else 0)
+        folder.unfinish()
+    if folder is None or saved is None:
+        return Progress(0, state, {}, None), []
+    device = federation.task.learner.device
+    tensors = {name: tensor.to(device) for name, tensor in saved.tensors.items()}
+    state = replace(
+        state, **{field.name: tensors[f"state.{field.name}"] for field in fields(state)}
+    )
+    kept = {int(client): row for client, row in zip(saved.facts["kept"], tensors.get("kept", ()), strict=True)}
+    best = Best.restored(saved.facts["best"], tensors.get("best")) if saved.facts["best"] else None
+    return Progress(saved.round, state, kept, best, saved.facts["waiting"]), history
+
+
+def _checkpoint(progress: Progress) -> Checkpoint:
+    state = progress.state
+    tensors = {f"state.{field.name}": getattr(state, field.name) for field in fields(state)}
+    clients = sorted(progress.kept)
+    if clients:
+        tensors["kept"] = torch.stack([progress.kept[client] for client in clients])
+    best = progress.best
+    if best is not None and best.vector is not None:
+        tensors["best"] = best.vector
+    facts = {"kept": clients, "best": best.facts() if best else None, "waiting": progress.waiting}
+    return Checkpoint(progress.round, tensors, facts)
+
+
+def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[Progress, Metrics]:
+    """Play one round and evaluate it."""
+    experiment, scheme, task = federation.experiment, federation.scheme, federation.task
+    number = progress.round + 1
+    started = time.perf_counter()
+    ids = sample(experiment, federation.partition.clients, number)
+    tally = Tally()
+    kept = dict(progress.kept) if progress.kept else {}
+    playing = play_round(scheme, task, progress.state, number)
+    try:
+        ask = next(playing)
+        while True:
+            ask = playing.send(_answer(federation, ask, ids, kept, tally, parallel))
+    except StopIteration as end:
+        state = end.value
+    seconds = time.perf_counter() - started
+    if tally.dropped and not tally.accepted:
+        raise Diverged(number, f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(scheme)}")
+    for field in fields(state):
+        if not getattr(state, field.name).isfinite().all():
+            raise Diverged(number, f"the model became NaN or infinite; {_remedy(scheme)}")
+    metrics: Metrics = {
+        "round": number,
+        "participants": len(tally.accepted),
+        "empty": len(tally.empty),
+        "dropped": [str(client) for client in sorted(tally.dropped)],
+        "seconds": seconds,
+        "uplink_bytes": tally.uplink,
+        "downlink_bytes": tally.downlink,
+        "train_loss": tally.loss(),
+    }
+    after = Progress(number, state, kept, progress.best, progress.waiting)
+    if number % experiment.eval_every == 0 or number == experiment.rounds:
+        after = _evaluate(federation, after, metrics, parallel)
+    return after, metrics
+
+
+def _remedy(scheme: object) -> str:
+    rates = [f"scheme.{name} (now {value})" for name, value in vars(scheme).items() if name.endswith("learning_rate")]
+    return "lower " + " or ".join(rates)
+
+
+def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, parallel: Map) -> Progress:
+    """Evaluate after a round, add the figures to its metrics, and keep the best model."""
+    scheme, task = federation.scheme, federation.task
+    measure = partial(scheme.evaluate, task, progress.state, progress.kept, parallel=parallel)
+    started = time.perf_counter()
+    found: Evaluation = measure(federation.test)
+    judged = found
+    if federation.holdout is not None:
+        judged = measure(federation.holdout)
+        metrics |= {"holdout_accuracy": judged.accuracy, "holdout_loss": judged.loss}
+    for one in (found, judged):
+        if one.loss is not None and not math.isfinite(one.loss):
+            raise Diverged(progress.round, f"the loss is {one.loss}; {_remedy(scheme)}")
+    metrics |= {"accuracy": found.accuracy, "loss": found.loss, "evaluation_seconds": time.perf_counter() - started}
+    if found.worst_loss is not None:
+        metrics |= {"worst_accuracy": found.worst_accuracy, "worst_loss": found.worst_loss}
+    best = progress.best
+    if best is None or best.is_beaten_by(judged):
+        return replace(progress, best=Best(progress.round, found, judged, scheme.vector(progress.state)), waiting=0)
+    return replace(progress, waiting=progress.waiting + 1)
+
+
+def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64]:
+    """The clients of a round, in rising order; its cost grows with their number and not with `clients`."""
+    stream = preparation.randomness(experiment).stream(round, SERVER, "sampling")
+    if clients == 1:
+        count = 1
+    elif experiment.sampling == "poisson":
+        # a binomial number of clients, drawn without repetition, is each client on its own with that probability
+        count = int(stream.binomial(clients, experiment.fraction))
+    else:
+        count = max(1, round_half_up(experiment.fraction * clients))
+    if count == clients:
+        return np.arange(clients)
+    return np.sort(stream.choice(clients, count, replace=False, shuffle=False)).astype(np.int64)
+
+
+def round_half_up(value: float) -> int:
+    """The nearest whole number; a half goes up."""
+    return math.floor(value + 0.5)
+
+
+class Tally:
+    """What is counted while a round is played."""
+
+    def __init__(self) -> None:
+        self.accepted: set[int] = set()
+        self.empty: set[int] = set()
+        self.dropped: set[int] = set()
+        self.losses: list[float] = []
+        self.uplink = 0
+        self.downlink = 0
+
+    def count(self, cohort: Cohort, given: Contribution, uplink: int) -> None:
+        """Count what some clients brought."""
+        accepted, sizes = given.accepted.cpu().numpy(), cohort.sizes
+        losses = given.losses.cpu().double().numpy()
+        self.accepted |= set(cohort.ids[accepted].tolist())
+        self.empty |= set(cohort.ids[sizes == 0].tolist())
+        self.dropped |= set(cohort.ids[~accepted & (sizes > 0)].tolist())
+        self.losses += losses[np.isfinite(losses) & accepted].tolist()
+        self.uplink += uplink
+
+    def loss(self) -> float | None:
+        """Mean training loss over the clients that had one."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What came from one stack of clients in one phase, after its way over the wire.
+
+    Attributes:
+        cohort: the clients.
+        given: what they contributed.
+        elements: what arrived of it, one row for each client that was accepted.
+        uplink: bytes that were sent.
+    """
+
+    cohort: Cohort
+    given: Contribution
+    elements: Tensor
+    uplink: int
+
+
+def _answer(
+    federation: Federation,
+    ask: Ask,
+    ids: NDArray[np.int64],
+    kept: dict[int, Tensor],
+    tally: Tally,
+    parallel: Map,
+) -> Total:
+    """Sum one phase over the clients `ids`; what they keep for themselves goes into `kept`."""
+    phase, scheme = ask.phase, federation.scheme
+    if phase.length:  # a phase in which nothing is sent needs nothing sent back
+        tally.downlink += len(ids) * _tensor_bytes(ask.payload)
+    if isinstance(scheme, Fused):
+        cohort = federation.cohort(ids, ask.round, kept)
+        total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort)
+        tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
+        _keep(kept, cohort, given)
+        return total
+    partition, lanes = federation.partition, federation.task.learner.lanes
+    groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
+    values, count = zeros(phase.group, (groups, phase.length)), 0
+    stacks = [ids[start : start + lanes] for start in range(0, len(ids), lanes)]
+    for received in parallel(lambda stack: _contribute(federation, ask, stack, kept), stacks):
+        cohort, given = received.cohort, received.given
+        tally.count(cohort, given, received.uplink)
+        _keep(kept, cohort, given)
+        count += len(received.elements)
+        places = {"all": np.zeros_like(cohort.row), "row": cohort.row, "column": cohort.column}[phase.scope]
+        places = places[given.accepted.cpu().numpy()]
+        for group in np.unique(places):
+            accumulate(phase.group, values[group], received.elements[torch.from_numpy(places == group)])
+    return Total(values[0] if phase.scope == "all" else values, count)
+
+
+def _contribute(
+    federation: Federation, ask: Ask, ids: NDArray[np.int64], kept: dict[int, Tensor]
+) -> Received:
+    """Let one stack of clients contribute, and send it over an imagined wire."""
+    cohort, phase = federation.cohort(ids, ask.round, kept), ask.phase
+    given = federation.scheme.contribute(federation.task, phase, ask.payload, ask.received, cohort)
+    body = encode(phase.group, given.elements[given.accepted])
+    empty = given.elements[:0]  # what was sent is not held twice
+    return Received(cohort, replace(given, elements=empty), decode(phase.group, body, phase.length), body.nbytes)
+
+
+def _keep(kept: dict[int, Tensor], cohort: Cohort, given: Contribution) -> None:
+    if given.kept is not None:
+        kept |= dict(zip(cohort.ids.tolist(), given.kept.unbind(), strict=True))
+
+
+def _tensor_bytes(payload: Any) -> int:
+    """Bytes of the tensors of a payload, which is what every participant is sent."""
+    values = [getattr(payload, field.name) for field in fields(payload)]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+@contextmanager
+def _workers(experiment: Experiment) -> Iterator[Map]:
+    """A parallel map whose results come in order and which runs only a little ahead of its reader."""
+    workers = int(experiment.engine.workers)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(experiment.engine.threads)
+    try:
+        if workers == 1:
+            yield map
+            return
+        with ThreadPoolExecutor(workers, "discreet") as pool:
+            try:
+                yield partial(_map, pool, workers + 1)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _map(
+    pool: ThreadPoolExecutor, ahead: int, function: Callable[[Any], Any], arguments: Iterable[Any]
+) -> Iterator[Any]:
+    """`map` in a pool, in order, with at most `ahead` results waiting: memory stays bounded."""
+    waiting: deque[Future[Any]] = deque()
+    for argument in arguments:
+        waiting.append(pool.submit(function, argument))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
