@@ -54,7 +54,9 @@ def write_run(
     if finished:
         key = max if accuracy else min
         best = key(lines, key=lambda line: line["accuracy" if accuracy else "loss"])
-        scores = [{name: line.get(name) for name in ("round", "accuracy", "loss")} for line in (lines[-1], best)]
+        scores = [
+            {name: line.get(name) for name in ("round", "accuracy", "loss")} for line in (lines[-1], best)
+        ]
         whole = {
             "scheme": scheme,
             "dataset": "mnist",

@@ -36,7 +36,6 @@ SYNONYMS = {
     "local_epochs": "epochs",
     "n_clients": "clients",
     "num_rounds": "rounds",
-    "dataset": "data.name",
 }
 """What people call a key elsewhere, for the hint after an unknown one."""
 
@@ -307,21 +306,24 @@ def _build(kind: type[Any], fields: Mapping[str, Any], prefix: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(dict(fields))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first, *others = error.errors(include_url=False)
         key = prefix + str(first["loc"][0]) if first["loc"] else prefix.rstrip(".") or "experiment"
         if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             raise UnknownKey(key, _hint(str(first["loc"][0]), kind, prefix)) from None
-        expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise ConfigError(key, first["input"], expected[:1].lower() + expected[1:]) from None
+        # a key that may be one of several types has a complaint from each
+        same = [first, *(other for other in others if other["loc"][:1] == first["loc"][:1])]
+        wanted = [one["msg"].removeprefix("Input should be ") for one in same]
+        expected = " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in wanted))
+        raise ConfigError(key, first["input"], expected) from None
 
 
 def _hint(key: str, kind: type[Any], prefix: str) -> str:
     names = [field.name for field in dataclasses.fields(kind)]
-    synonym = SYNONYMS.get(key.lower())
-    if synonym in names:
-        return f"did you mean {prefix}{synonym}?"
-    if nearest := difflib.get_close_matches(key, names, n=1):
-        return f"did you mean {prefix}{nearest[0]}?"
+    known = {name: name for name in names} | {
+        other: name for other, name in SYNONYMS.items() if name in names
+    }
+    if nearest := difflib.get_close_matches(key.lower(), known, n=1):
+        return f"did you mean {prefix}{known[nearest[0]]}?"
     return f"{prefix.rstrip('.') or 'the top level'} has {', '.join(names)}"
 
 

@@ -65,7 +65,9 @@ def evaluate(learner: Learner, vector: Tensor, examples: Examples, parallel: Map
 def evaluate_each(
     learner: Learner, vectors: Sequence[Tensor], examples: Examples, parallel: Map = map
 ) -> Evaluation:
-    """Evaluate many models: the mean, and the worst, of their accuracies and losses."""
+    """Evaluate many models: the mean, and (of more than one) the worst, of their accuracies and losses."""
+    if len(vectors) == 1:
+        return evaluate(learner, vectors[0], examples, parallel)
     found = list(parallel(lambda vector: evaluate(learner, vector, examples), vectors))
     losses = [one.loss for one in found if one.loss is not None]
     accuracies = [one.accuracy for one in found if one.accuracy is not None]

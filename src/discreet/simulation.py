@@ -167,7 +167,7 @@ def _checkpoint(progress: Progress) -> Checkpoint:
         tensors["kept"] = torch.stack([progress.kept[client] for client in clients])
     best = progress.best
     if best is not None and best.vector is not None:
-        tensors["best"] = best.vector
+        tensors["best"] = best.vector.clone()  # often the state's own vector, which is saved already
     facts = {"kept": clients, "best": best.facts() if best else None, "waiting": progress.waiting}
     return Checkpoint(progress.round, tensors, facts)
 

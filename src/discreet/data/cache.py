@@ -82,7 +82,9 @@ def _save(place: Path, arrays: Arrays) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".", suffix=".part", delete=False) as file:
             partial = Path(file.name)
-            np.savez(file, **{name: getattr(arrays, name) for name in _FIELDS}, allow_pickle=False, classes=classes)
+            np.savez(
+                file, **{name: getattr(arrays, name) for name in _FIELDS}, allow_pickle=False, classes=classes
+            )
         os.replace(partial, place)
     except OSError:
         return

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from discreet.cohort import Examples
 from discreet.errors import DataError
 from discreet.randomness import SERVER, Seeded
-from discreet.cohort import Examples
 
 Kind = Literal["image", "table", "text"]
 

@@ -50,11 +50,12 @@ def read_image_tree(path: Path, reading: Reading) -> Arrays:
         DataError: if an image is damaged or differs in size from the first (unless `reading.image_size` resizes
             them), the layout is another, or a class of the test split has no images to train on.
     """
-    top = _top(path, names(path, is_image))
+    top: tuple[str, ...] | None = None
     pictures: list[Picture] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, content in walk(path, is_image, what=f"decoding {path.name}", progress=reading.progress):
+            top = _top(name) if top is None else top
             half, label = _place(path, name, top)
             pixels = decode(path / name, content, reading.image_size)
             if pictures and pixels.shape[1:] != pictures[0].pixels.shape[1:]:
@@ -65,6 +66,8 @@ def read_image_tree(path: Path, reading: Reading) -> Arrays:
                     "or data.image_size to resize them",
                 )
             pictures.append(Picture(half, label, name, pixels))
+    if not pictures:
+        raise DataError(path, "no images in it: expected CLASS/FILE or {train,test}/CLASS/FILE")
     return _arrays(path, pictures, reading)
 
 
@@ -130,7 +133,8 @@ def decode(path: Path, content: bytes, size: tuple[int, int] | None = None) -> N
         with Image.open(io.BytesIO(content)) as image:
             if image.mode.startswith(("I", "F")):
                 raise DataError(path, "more than 8 bits a channel: expected an image with 8")
-            plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
+            plain = image if image.mode == mode else image.convert(mode)
             if size is not None:
                 plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(plain, dtype=np.uint8)
@@ -156,12 +160,10 @@ def _reason(error: BaseException) -> str:
     return "its format is not recognised" if "BytesIO" in str(error) else str(error) or type(error).__name__
 
 
-def _top(path: Path, found: Sequence[str]) -> tuple[str, ...]:
-    """The folders above the classes (or above train and test) that all images share."""
-    if not found:
-        raise DataError(path, "no images in it: expected CLASS/FILE or {train,test}/CLASS/FILE")
-    parents = [PurePosixPath(name).parts[:-2] for name in found]
-    return parents[0][:-1] if parents[0][-1:] in (("train",), ("test",)) else parents[0]
+def _top(name: str) -> tuple[str, ...]:
+    """The folders above a file's class (or above its train or test)."""
+    above = PurePosixPath(name).parts[:-2]
+    return above[:-1] if above[-1:] in (("train",), ("test",)) else above
 
 
 def _place(path: Path, name: str, top: tuple[str, ...]) -> tuple[str, str]:

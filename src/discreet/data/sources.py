@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from discreet.data.cache import prepared
@@ -98,7 +99,8 @@ def load(
         seed: of that split. Digits is always divided alike.
         standardise: for ``table``, scale each feature by its mean and standard deviation over the train rows. These
             are **pooled statistics**, which participants of a real federation would have to agree on.
-        image_size: for ``images``, resize to this height and width (or square); else all must have one size.
+        image_size: for ``images``, resize to this height and width (or square); without it, or with 0, all must have
+            one size.
         min_faces: for ``lfw``, leave out people with fewer images.
         max_tokens: for ``imdb``, the length to which reviews are cut or padded.
         vocabulary: for ``imdb``, the number of token ids. The vocabulary is a public hash, see
@@ -161,9 +163,9 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
 
 
 def _digits() -> Found:
-    import sklearn
-
-    path = Path(sklearn.__file__).parent / "datasets" / "data" / "digits.csv.gz"
+    # Looked up and not imported: importing scikit-learn takes a second.
+    package = find_spec("sklearn")
+    path = None if package is None or package.origin is None else Path(package.origin).parent / "datasets"
     return Found("digits", path, 1437, 360, "comes with scikit-learn")
 
 
@@ -214,6 +216,7 @@ def _reading(
     on_progress: Progress | None,
 ) -> Reading:
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = None if size == (0, 0) else size
     if not 0 < test_fraction < 1:
         raise ConfigError("data.test_fraction", test_fraction, "a number between 0 and 1, both excluded")
     if max_tokens < 1:
@@ -224,8 +227,7 @@ def _reading(
         raise ConfigError("data.min_faces", min_faces, "at least 2: one image to train on and one to test")
     if size is not None and min(size) < 1:
         raise ConfigError("data.image_size", image_size, "at least 1 pixel each way")
-    return replace(
-        Reading(),
+    return Reading(
         test_fraction=test_fraction,
         seed=seed,
         max_tokens=max_tokens,

@@ -45,8 +45,11 @@ def _replace(out: Path, content: str) -> None:
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(unfinished, out)
+        try:
+            unfinished.write_text(content, encoding="utf-8", newline="\n")
+            os.replace(unfinished, out)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise RunFolderError(out, f"cannot be written: {error.strerror or error}") from error

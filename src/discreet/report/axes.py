@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Axis:
         high: the number at the end.
         log: whether the scale is logarithmic.
         percent: whether ticks are written in percent.
+        whole: whether only whole numbers make sense.
         cut: whether some numbers lie below the start, out of sight.
     """
 
@@ -28,6 +29,7 @@ class Axis:
     high: float
     log: bool = False
     percent: bool = False
+    whole: bool = False
     cut: bool = False
 
     def place(self, value: float, start: float, end: float) -> float:
@@ -39,14 +41,22 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Round numbers within the axis, at most eight."""
-        if not self.log:
-            found = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
-        else:
-            decades = math.log10(self.high / self.low)
-            subs = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
-            found = LogLocator(base=10, subs=subs, numticks=8).tick_values(self.low, self.high)
+        found = (
+            self._log_ticks()
+            if self.log
+            else MaxNLocator(
+                nbins=6, steps=[1, 2, 2.5, 5, 10], integer=self.whole, min_n_ticks=1
+            ).tick_values(self.low, self.high)
+        )
         slack = 1e-9 * (self.high - self.low)
         return [float(tick) for tick in found if self.low - slack <= tick <= self.high + slack]
+
+    def _log_ticks(self) -> list[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        subs = (1, 2, 5) if last - first <= 3 else (1,)
+        ticks = [sub * 10.0**power for power in range(first, last + 1) for sub in subs]
+        inside = [tick for tick in ticks if self.low <= tick <= self.high]
+        return inside[:: math.ceil(len(inside) / 8) or 1]
 
     def write(self, value: float) -> str:
         """A tick's text: as many digits as tell it from its neighbours."""
@@ -60,7 +70,12 @@ class Axis:
 
 
 def linear_axis(
-    label: str, values: Iterable[float], *, from_zero: bool = False, percent: bool = False
+    label: str,
+    values: Iterable[float],
+    *,
+    from_zero: bool = False,
+    percent: bool = False,
+    whole: bool = False,
 ) -> Axis:
     """An axis that holds all finite ``values`` with a little air; a single value gets some room around it."""
     known = [value for value in values if math.isfinite(value)]
@@ -72,7 +87,7 @@ def linear_axis(
     high_end = (
         min(high + air, 1.0) if percent and high <= 1 else high + (0 if from_zero and high > low else air)
     )
-    return Axis(label, low_end, high_end, percent=percent)
+    return Axis(label, low_end, high_end, percent=percent, whole=whole)
 
 
 def accuracy_axis(curves: Iterable[Sequence[float]]) -> Axis:
@@ -87,7 +102,8 @@ def accuracy_axis(curves: Iterable[Sequence[float]]) -> Axis:
     lowest, highest = min(map(min, known)), max(map(max, known))
     if start - lowest <= 0.5 * (highest - lowest):
         return whole
-    return replace(whole, low=max(start - 0.25 * (highest - start), lowest), cut=True)
+    low = max(start - 0.25 * (highest - start), lowest)
+    return replace(whole, low=low, high=min(highest + 0.06 * (highest - low), max(1.0, highest)), cut=True)
 
 
 def log_axis(label: str, values: Iterable[float]) -> Axis:

@@ -14,7 +14,7 @@ from discreet.report.axes import Axis
 from discreet.report.markup import Markup, tag
 
 WIDTH, HEIGHT = 480, 350
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 14, 62
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 18, 14, 62
 _MOST_VERTICES = 400
 _MOST_STOPS = 100
 _MARKERS_A_LINE = 6

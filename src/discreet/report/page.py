@@ -142,7 +142,7 @@ def _key(runs: Numbered) -> Markup:
 
 def _by_round(key: str, title: str, runs: Numbered, quantity: Quantity, *, percent: bool) -> Markup:
     lines = [_line(at, run, quantity, lambda p: float(p.round), percent=percent) for at, run in runs]
-    x = linear_axis("Round", (value for line in lines for value in line.x), from_zero=True)
+    x = linear_axis("Round", (value for line in lines for value in line.x), from_zero=True, whole=True)
     y = _vertical(lines, percent=percent)
     words = _in_words(title, runs, quantity, percent=percent)
     plot = chart(key, title, words, x, y, lines, shared=True)
@@ -176,7 +176,7 @@ def _by_megabytes(title: str, runs: Numbered, quantity: Quantity, *, percent: bo
         figures.append(
             tag(
                 "figure",
-                tag("figcaption", tag("h3", heading)),
+                tag("figcaption", tag("h3", heading), tag("p", "In brackets: the round.", class_="note")),
                 tables.reach_table(shown, goals),
                 class_="reach",
             )

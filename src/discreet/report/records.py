@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +44,7 @@ class _Scores(_Checked):
 
 
 class _Line(_Checked):
-    round: int = Field(ge=0)
+    round: int = Field(ge=0, le=10**12)
     participants: int | None = Field(default=None, ge=0)
     dropped: list[str | int] | None = None
     seconds: float | None = None
@@ -135,12 +134,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def finite(value: object) -> float | None:
-    """The number as a float; None where it is missing, NaN or infinite."""
-    try:
-        number = math.nan if value is None else float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    """The number as a float; None where it is missing, NaN, infinite or so large (1e100) that it means no more."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e100 else None
 
 
 def _run_folders(folder: Path) -> list[Path]:

@@ -184,7 +184,7 @@ def reach_table(runs: Sequence[tuple[int, Summary]], goals: Sequence[float]) -> 
                 cells.append(_cell(None))
             else:
                 sent = megabytes(first.megabytes) or NONE
-                cells.append(tag("td", sent, tag("small", f" round {first.round}"), class_="n"))
+                cells.append(tag("td", sent, tag("small", f" ({first.round})"), class_="n"))
         rows.append(tag("tr", cells))
     return scrolling(_table(head, rows), "Megabytes sent until an accuracy was reached")
 
@@ -209,8 +209,10 @@ def _differing(runs: Sequence[Summary], keys: Sequence[str]) -> Markup:
 
 
 def _breakable(words: str) -> Markup:
-    """Text with places at which a long key or path may wrap."""
+    """Text, with places at which it may wrap if it is long, as keys and paths are."""
     escaped = text(words)
+    if len(words) < 12:
+        return escaped
     for sign in "._/":
         escaped = Markup(escaped.replace(sign, f"{sign}<wbr>"))
     return escaped
