@@ -102,7 +102,7 @@ def test_the_same_stream_draws_the_same():
 
 def test_flips_and_offsets_are_uniform_and_independent():
     # 162 cells (flip, top, left) of 500 expected: chi-square with 161 degrees of freedom, mean 161 and deviation
-    # 17.9, exceeds 266 about once in 3e6.
+    # 17.9, exceeds 266 about once in 2.7e6.
     drawn = FlipCrop().draw(np.random.default_rng(11), (162 * 500,))
     cells = drawn.flips * 81 + drawn.offsets[:, 0] * 9 + drawn.offsets[:, 1]
     counts = np.bincount(cells, minlength=162)

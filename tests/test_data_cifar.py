@@ -143,7 +143,7 @@ def test_missing_batch(tmp_path):
 def test_every_truncation_of_a_pickle_is_an_error():
     content = python2(images(1, 0)[:, :40], [1])
     for length in range(len(content)):
-        with pytest.raises(DataError, match="^file: "):
+        with pytest.raises(DataError, match=r"^file: "):
             unpickle_arrays("file", content[:length])
 
 
@@ -151,14 +151,14 @@ def test_altered_pickles_raise_nothing_else():
     content = python2(images(1, 0)[:, :8], [1])
     rng = np.random.default_rng(0)
     refused = 0
-    for _ in range(3000):
+    for _ in range(800):
         altered = bytearray(content)
         altered[rng.integers(len(content))] = rng.integers(256)
         try:
             unpickle_arrays("file", bytes(altered))
         except DataError:
             refused += 1
-    assert refused > 1000
+    assert refused > 300
 
 
 class Touch:

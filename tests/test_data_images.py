@@ -1,4 +1,5 @@
 import io
+import itertools
 import tarfile
 import zipfile
 from pathlib import Path
@@ -177,6 +178,8 @@ def test_truncated_archives(tmp_path, name):
         len(whole) - 12,
         *range(512, min(len(whole), 9000), 512),
     }:
+        if length >= len(whole):
+            continue
         if name == "a.tar" and whole[:length].endswith(b"\0" * 512) and not whole[length:].strip(b"\0"):
             continue  # only padding is cut off
         path.write_bytes(whole[:length])
@@ -226,7 +229,7 @@ def test_progress_ends_at_its_total(tmp_path):
             path, Reading(progress=lambda done, total, what, seen=seen: seen.append((done, total, what)))
         )
         assert seen[-1][0] == seen[-1][1] > 0 and path.name in seen[-1][2]
-        assert all(a[0] <= b[0] for a, b in zip(seen, seen[1:], strict=False))
+        assert all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
 
 
 def faces(folder, counts):

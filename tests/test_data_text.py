@@ -112,5 +112,5 @@ def test_text_that_is_not_utf8(tmp_path):
 def test_truncated_archive(tmp_path):
     content = pack(tmp_path / "a.tar.gz", FILES).read_bytes()
     (tmp_path / "a.tar.gz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="a.tar.gz: damaged"):
+    with pytest.raises(DataError, match=r"a.tar.gz: damaged"):
         read_reviews(tmp_path / "a.tar.gz", Reading())

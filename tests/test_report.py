@@ -336,7 +336,7 @@ def test_the_page_shows_each_run_with_its_figures(tmp_path):
         "81.25\u202f%",
         "318",
         "9.94",
-        "scheme.<wbr>name",
+        "scheme.name",
     ):
         assert f">{shown}<" in page
 

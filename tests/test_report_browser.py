@@ -14,7 +14,7 @@ from discreet.report import write_report
 from report_runs import write_run
 
 EVIL = "<script>document.title = 'taken'<\\script>"
-NAMES = ("fedavg", "signfed", "a-run-" + "with-a-very-long-name-" * 6, EVIL)
+NAMES = ("fedavg", "signfed", "unbroken" * 16, EVIL)
 FLAGS = (
     "headless",
     "no-sandbox",

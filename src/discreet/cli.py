@@ -17,7 +17,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from discreet.errors import ConfigError, UserError
@@ -86,9 +93,7 @@ def run(
             show(metrics, rounds)
 
         try:
-            result = simulate(
-                chosen, data_dir=data_dir, out=folder, resume=resume, on_round=on_round
-            ).result
+            result = simulate(chosen, data_dir=data_dir, out=folder, resume=resume, on_round=on_round).result
         except KeyboardInterrupt:
             _leave_interrupted(experiment, folder, rounds_done, settings)
     if as_json:
@@ -122,7 +127,9 @@ def presets() -> None:
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")
+    ],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about some runs."""
@@ -206,7 +213,10 @@ def _round_bar(*, hidden: bool) -> Iterator[Callable[[dict[str, Any], int], None
             elif metrics.get("loss") is not None:
                 figures = f"loss {metrics['loss']:.4g}"
             bar.update(
-                task, completed=metrics["round"], total=rounds, figures=f"{figures}  {metrics['seconds']:.2f} s a round"
+                task,
+                completed=metrics["round"],
+                total=rounds,
+                figures=f"{figures}  {metrics['seconds']:.2f} s a round",
             )
 
         yield show
@@ -222,7 +232,10 @@ def _print_result(result: dict[str, Any], folder: Path) -> None:
         table.add_row(name, _figures(result[name]) + f" (round {result[name]['round']})")
     if "worst" in result:
         table.add_row("worst participant", _figures(result["worst"]))
-    table.add_row("uplink", f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB")
+    table.add_row(
+        "uplink",
+        f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
+    )
     table.add_row("downlink", f"{result['downlink_bytes'] / 1e6:,.1f} MB")
     table.add_row("time", f"{result['seconds_per_round']:.3g} s a round")
     table.add_row("run folder", str(folder))

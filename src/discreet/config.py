@@ -170,7 +170,9 @@ class Experiment:
         if type(self.scheme) not in SCHEMES.values():
             raise ConfigError("scheme", self.scheme, "an instance of a scheme: " + ", ".join(SCHEMES))
         if self.patience and not self.data.holdout:
-            raise ConfigError("patience", self.patience, "0, or data.holdout above 0: it is judged on held-out data")
+            raise ConfigError(
+                "patience", self.patience, "0, or data.holdout above 0: it is judged on held-out data"
+            )
 
     @property
     def scheme_name(self) -> str:
@@ -199,7 +201,8 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         name = section.pop("name", "fedavg")
         _known("scheme.name", name, SCHEMES)
         fields["scheme"] = _build(SCHEMES[name], section, "scheme.")
-    return _build(Experiment, fields, "")
+    experiment: Experiment = _build(Experiment, fields, "")
+    return experiment
 
 
 def to_table(experiment: Experiment) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from discreet.network import Network
 
 Path = Literal["layers", "vmap", "autograd"]
 
+
 class LaneGradient(Protocol):
     """Gradients of L lanes at once."""
 
@@ -89,9 +90,7 @@ class LayeredGradient:
         shrink = 1 - learning_rate * weight_decay
 
         def step(layer: Layer, delta: Tensor, below: Tensor) -> None:
-            parameters[layer.weight].baddbmm_(
-                delta.transpose(1, 2), below, beta=shrink, alpha=-learning_rate
-            )
+            parameters[layer.weight].baddbmm_(delta.transpose(1, 2), below, beta=shrink, alpha=-learning_rate)
             if layer.bias is not None:
                 parameters[layer.bias].mul_(shrink).sub_(delta.sum(1), alpha=learning_rate)
 

@@ -205,8 +205,8 @@ def _find(spec: str) -> object:
         return MODELS[spec]
     path, colon, name = spec.partition(":")
     if not colon:
-        near = _nearest(spec, MODELS)
-        raise ConfigError("model.name", spec, f"{near}one of {', '.join(MODELS)}, or package.module:factory")
+        choice = f"one of {', '.join(MODELS)}, or package.module:factory"
+        raise ConfigError("model.name", spec, choice + _nearest(spec, MODELS))
     with users_code(f"model {spec}: cannot import {path!r}"):
         found: object = importlib.import_module(path)
     for part in name.split("."):
@@ -239,7 +239,8 @@ def _arguments(
     known = [key for key in takes if key not in offered]
     for key in options:
         if key in offered or not (takes_all or key in known):
-            raise UnknownKey(f"model.{key}", f"{_nearest(key, known)}the options of {name} are {known}")
+            choice = f"model {name} takes {', '.join(known) or 'no options'}"
+            raise UnknownKey(f"model.{key}", choice + _nearest(key, known))
     if vocabulary is None:
         del offered["vocabulary"]
     return {key: value for key, value in offered.items() if takes_all or key in takes} | dict(options)
@@ -291,7 +292,7 @@ def _positive(option: str, values: Sequence[int]) -> tuple[int, ...]:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

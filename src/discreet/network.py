@@ -112,7 +112,7 @@ class Network:
         # one split: its gradient is one concatenation, where slices would each add a vector of n zeros
         parts = torch.split(vector, [slot.size for slot in self.layout], dim=-1)
         pairs = zip(self.layout, parts, strict=True)
-        return {slot.name: part.view(*part.shape[:-1], *slot.shape) for slot, part in pairs}
+        return {slot.name: part.view(part.shape[:-1] + slot.shape) for slot, part in pairs}
 
     def initial(self, randomness: Seeded) -> Tensor:
         """The weights before the first round: float32 of shape (n,), the same for the same seed.

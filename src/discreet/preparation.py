@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from discreet import losses, models
+from discreet import gradients, losses, models
 from discreet.augment import AUGMENTATIONS
 from discreet.cohort import Cohort, Examples
 from discreet.config import Experiment
@@ -27,7 +27,7 @@ from discreet.data import partition as partitions
 from discreet.data import sources
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
-from discreet.errors import ConfigError
+from discreet.errors import ConfigError, LocalProtocolError
 from discreet.gradients import choose_path, linear_layers
 from discreet.losses import Loss
 from discreet.network import Network
@@ -101,7 +101,10 @@ def prepare(
 
     Args:
         experiment: what was asked.
-        data, partition, model, loss: instead of those that the experiment names.
+        data: instead of the data set that the experiment names.
+        partition: instead of the one that the experiment names.
+        model: a module, or a factory, instead of the one that the experiment names.
+        loss: instead of the one that the experiment names.
         data_dir: where data sets are looked for first.
 
     Raises:
@@ -114,10 +117,14 @@ def prepare(
     if partition is None:
         partition = deal(experiment, data, own, streams)
     elif holdout is not None:
-        raise ConfigError("data.holdout", experiment.data.holdout, "0 where a partition is given: leave rows out of it")
+        raise ConfigError(
+            "data.holdout", experiment.data.holdout, "0 where a partition is given: leave rows out of it"
+        )
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
-            "data.columns", partition.column_count, f"1: {experiment.scheme_name} needs whole rows at each client"
+            "data.columns",
+            partition.column_count,
+            f"1: {experiment.scheme_name} needs whole rows at each client",
         )
     if experiment.scheme.pooled:
         partition = partition.pooled()
@@ -139,7 +146,7 @@ def prepare(
         augment.check(data.shape)
     experiment = resolve(experiment, network, len(data.shape), partition.clients)
     learner = Learner(
-        network.to(device), loss, experiment.engine.gradients, int(experiment.engine.lanes), device, augment
+        network.to(device), loss, _path(experiment), int(experiment.engine.lanes), device, augment
     )
     return Federation(
         experiment,
@@ -179,16 +186,16 @@ def _hold_out(
         return None, None
     count = math.floor(share * len(data.train) + 0.5)
     if not 0 < count < len(data.train):
-        raise ConfigError("data.holdout", share, f"a share that leaves some of the {len(data.train)} examples on each side")
+        raise ConfigError(
+            "data.holdout", share, f"a share that leaves some of the {len(data.train)} examples on each side"
+        )
     order = streams.stream(0, SERVER, "holdout").permutation(len(data.train))
     held = torch.from_numpy(np.sort(order[:count]))
     kept_back = Examples(data.train.inputs.index_select(0, held), data.train.targets.index_select(0, held))
     return kept_back, np.sort(order[count:])
 
 
-def deal(
-    experiment: Experiment, data: Dataset, own: NDArray[np.int64] | None, streams: Seeded
-) -> Partition:
+def deal(experiment: Experiment, data: Dataset, own: NDArray[np.int64] | None, streams: Seeded) -> Partition:
     """Deal the training examples (or only those in `own`) to clients, as the experiment says."""
     chosen = experiment.data
     labels = data.train.targets.numpy()
@@ -219,7 +226,9 @@ def resolve(experiment: Experiment, network: Network, dimensions: int, clients: 
     engine = experiment.engine
     path = choose_path(network, dimensions) if engine.gradients == "auto" else engine.gradients
     if path == "layers" and linear_layers(network, dimensions) is None:
-        raise ConfigError("engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU")
+        raise ConfigError(
+            "engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU"
+        )
     cohort = max(1, math.ceil(experiment.fraction * clients))
     lanes = engine.lanes
     if lanes == "auto":
@@ -231,6 +240,12 @@ def resolve(experiment: Experiment, network: Network, dimensions: int, clients: 
         workers = 1 if engine.device == "cuda" else (os.cpu_count() or 1)
     settled = dataclasses.replace(engine, gradients=path, lanes=lanes, workers=workers)
     return dataclasses.replace(experiment, engine=settled)
+
+
+def _path(experiment: Experiment) -> gradients.Path:
+    if experiment.engine.gradients == "auto":
+        raise LocalProtocolError("engine.gradients was not resolved")
+    return experiment.engine.gradients
 
 
 def _check_loss(loss: Loss, network: Network, vector: Tensor, examples: Examples) -> None:

@@ -143,7 +143,9 @@ class Run:
         return folder.path
 
 
-def summarise(federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None) -> dict[str, Any]:
+def summarise(
+    federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None
+) -> dict[str, Any]:
     """The contents of ``result.json``."""
     experiment, count = federation.experiment, federation.task.parameters
     evaluated = [line for line in history if "loss" in line]
@@ -188,4 +190,9 @@ def versions() -> dict[str, str]:
         own = version("discreet")
     except PackageNotFoundError:
         own = "unknown"
-    return {"discreet": own, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    return {
+        "discreet": own,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

@@ -10,8 +10,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from discreet.errors import LocalProtocolError
 from discreet.schemes.base import Phase, Scheme, Task, Total
 
@@ -67,5 +65,3 @@ def play_round(
     if any(total.count == 0 for total in totals):
         return state
     return scheme.update(task, state, totals, round)
-
-

@@ -137,7 +137,7 @@ class RunFolder:
         try:
             with safe_open(path, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
-                return Checkpoint(facts["round"], {name: file.get_tensor(name) for name in file.keys()}, facts)
+                return Checkpoint(facts["round"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, facts)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(path, f"is damaged ({error})") from None
 

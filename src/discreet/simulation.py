@@ -93,7 +93,10 @@ def simulate(
 
     Args:
         experiment: what to run.
-        data, partition, model, loss: instead of those that the experiment names.
+        data: instead of the data set that the experiment names.
+        partition: instead of the one that the experiment names.
+        model: a module, or a factory, instead of the one that the experiment names.
+        loss: instead of the one that the experiment names.
         data_dir: where data sets are looked for first.
         out: run folder to write while the run goes on; None for none (`Run.save` writes one later).
         resume: go on with the run folder `out`.
@@ -151,10 +154,10 @@ def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, 
         return Progress(0, state, {}, None), []
     device = federation.task.learner.device
     tensors = {name: tensor.to(device) for name, tensor in saved.tensors.items()}
-    state = replace(
-        state, **{field.name: tensors[f"state.{field.name}"] for field in fields(state)}
-    )
-    kept = {int(client): row for client, row in zip(saved.facts["kept"], tensors.get("kept", ()), strict=True)}
+    state = replace(state, **{field.name: tensors[f"state.{field.name}"] for field in fields(state)})
+    kept = {
+        int(client): row for client, row in zip(saved.facts["kept"], tensors.get("kept", ()), strict=True)
+    }
     best = Best.restored(saved.facts["best"], tensors.get("best")) if saved.facts["best"] else None
     return Progress(saved.round, state, kept, best, saved.facts["waiting"]), history
 
@@ -189,7 +192,9 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
         state = end.value
     seconds = time.perf_counter() - started
     if tally.dropped and not tally.accepted:
-        raise Diverged(number, f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(scheme)}")
+        raise Diverged(
+            number, f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(scheme)}"
+        )
     for field in fields(state):
         if not getattr(state, field.name).isfinite().all():
             raise Diverged(number, f"the model became NaN or infinite; {_remedy(scheme)}")
@@ -210,7 +215,11 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
 
 
 def _remedy(scheme: object) -> str:
-    rates = [f"scheme.{name} (now {value})" for name, value in vars(scheme).items() if name.endswith("learning_rate")]
+    rates = [
+        f"scheme.{name} (now {value})"
+        for name, value in vars(scheme).items()
+        if name.endswith("learning_rate")
+    ]
     return "lower " + " or ".join(rates)
 
 
@@ -227,12 +236,18 @@ def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, para
     for one in (found, judged):
         if one.loss is not None and not math.isfinite(one.loss):
             raise Diverged(progress.round, f"the loss is {one.loss}; {_remedy(scheme)}")
-    metrics |= {"accuracy": found.accuracy, "loss": found.loss, "evaluation_seconds": time.perf_counter() - started}
+    metrics |= {
+        "accuracy": found.accuracy,
+        "loss": found.loss,
+        "evaluation_seconds": time.perf_counter() - started,
+    }
     if found.worst_loss is not None:
         metrics |= {"worst_accuracy": found.worst_accuracy, "worst_loss": found.worst_loss}
     best = progress.best
     if best is None or best.is_beaten_by(judged):
-        return replace(progress, best=Best(progress.round, found, judged, scheme.vector(progress.state)), waiting=0)
+        return replace(
+            progress, best=Best(progress.round, found, judged, scheme.vector(progress.state)), waiting=0
+        )
     return replace(progress, waiting=progress.waiting + 1)
 
 
@@ -326,8 +341,10 @@ def _answer(
         tally.count(cohort, given, received.uplink)
         _keep(kept, cohort, given)
         count += len(received.elements)
-        places = {"all": np.zeros_like(cohort.row), "row": cohort.row, "column": cohort.column}[phase.scope]
-        places = places[given.accepted.cpu().numpy()]
+        if phase.scope == "all":
+            accumulate(phase.group, values[0], received.elements)
+            continue
+        places = (cohort.row if phase.scope == "row" else cohort.column)[given.accepted.cpu().numpy()]
         for group in np.unique(places):
             accumulate(phase.group, values[group], received.elements[torch.from_numpy(places == group)])
     return Total(values[0] if phase.scope == "all" else values, count)
@@ -339,9 +356,12 @@ def _contribute(
     """Let one stack of clients contribute, and send it over an imagined wire."""
     cohort, phase = federation.cohort(ids, ask.round, kept), ask.phase
     given = federation.scheme.contribute(federation.task, phase, ask.payload, ask.received, cohort)
-    body = encode(phase.group, given.elements[given.accepted])
+    elements = given.elements if given.accepted.all() else given.elements[given.accepted]
+    body = encode(phase.group, elements)
     empty = given.elements[:0]  # what was sent is not held twice
-    return Received(cohort, replace(given, elements=empty), decode(phase.group, body, phase.length), body.nbytes)
+    return Received(
+        cohort, replace(given, elements=empty), decode(phase.group, body, phase.length), body.nbytes
+    )
 
 
 def _keep(kept: dict[int, Tensor], cohort: Cohort, given: Contribution) -> None:

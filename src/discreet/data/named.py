@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _read_tree(paths: Sequence[Path], reading: Reading) -> Arrays:
 
 
 def _read_tree_folder(paths: Sequence[Path], reading: Reading) -> Arrays:
-    return read_image_tree(paths[0].parent.parent, reading)
+    return read_image_tree(paths[0].parent.parent, reading, ("train", "test"))
 
 
 def _count_tree(paths: Sequence[Path], reading: Reading) -> Count:
@@ -147,7 +148,7 @@ def _imdb_forms() -> tuple[Form, ...]:
         return read_reviews(paths[0], reading)
 
     def read_folder(paths: Sequence[Path], reading: Reading) -> Arrays:
-        return read_reviews(paths[0].parent.parent, reading)
+        return read_reviews(paths[0].parent.parent, reading, ("train", "test"))
 
     def count(paths: Sequence[Path], reading: Reading) -> Count:
         sizes = [len(os.listdir(path)) for path in paths]
@@ -168,12 +169,9 @@ def _lfw_forms() -> tuple[Form, ...]:
     def count(paths: Sequence[Path], reading: Reading) -> Count:
         if not paths[0].is_dir():
             return None, None, "archive, not opened"
-        test = reading.test_fraction
-        return (
-            count_faces(paths[0], reading.min_faces),
-            0,
-            f"people with at least {reading.min_faces} images; {test:.0%} of them are divided off for testing",
-        )
+        faces = count_faces(paths[0], reading.min_faces)
+        test = math.ceil(faces * reading.test_fraction - 1e-9)
+        return faces - test, test, f"people with at least {reading.min_faces} images, divided as by default"
 
     around = ("lfw_home", "", "lfw", "LFW")
     return (

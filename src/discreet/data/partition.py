@@ -148,12 +148,12 @@ def dirichlet(
     ten balanced classes and alpha = 0.1, some class is gone for the last tenth of 1,000 clients, or the last
     fifth of 100; fewer at larger alpha. Which clients these are is random and not told by their number.
 
-    Source: Hsu et al. 2019, arXiv 1909.06335, section 3; its concentration parameter is alpha * C here.
+    Source: Hsu et al. 2019, arXiv 1909.06335; its concentration parameter is alpha * C here.
 
     Args:
         labels: integer class numbers, shape (count,).
         clients: from 1 to count // min_examples.
-        alpha: from 1e-6 (nearly always one label a client) to 1e6 (as good as IID).
+        alpha: from 1e-6 (nearly always one label a client) to 1e6 (IID but for the last clients).
         rng: where the numbers come from.
         min_examples: each client holds at least so many.
 

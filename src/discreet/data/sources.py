@@ -137,7 +137,7 @@ def load(
         folder = _own_path(name, path)
         settings = {"image_size": reading.image_size, "test_fraction": test_fraction, "seed": seed}
         return as_dataset(
-            name, source.kind, prepared(name, folder, settings, lambda: read_image_tree(folder, reading))
+            name, source.kind, prepared(name, [folder], settings, lambda: read_image_tree(folder, reading))
         )
     return _load_named(name, data_dir, reading)
 
@@ -181,7 +181,7 @@ def _load_named(name: str, data_dir: Path | str | None, reading: Reading) -> Dat
         )
         faces = {"min_faces": reading.min_faces, "fraction": reading.test_fraction, "seed": reading.seed}
         settings: dict[str, object] = {**plain, **(faces if name == "lfw" else {})}
-        arrays = prepared(name, place.path, settings, lambda: place.form.read(place.members, reading))
+        arrays = prepared(name, place.members, settings, lambda: place.form.read(place.members, reading))
     else:
         arrays = place.form.read(place.members, reading)
     return as_dataset(name, wanted.kind, arrays, reading.vocabulary if wanted.kind == "text" else None)

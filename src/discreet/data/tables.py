@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.data.npz import npz_arrays
 from discreet.errors import ConfigError, DataError
 
 
@@ -96,13 +95,7 @@ def read_npz(path: Path, client_column: str | None) -> tuple[Rows, Rows | None]:
         DataError: if it is damaged, lacks an array, holds Python objects, shapes do not fit, or a value is NaN or
             infinite.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(path, "holds a single array: expected an NPZ file with the arrays x and y")
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise DataError(path, f"damaged or not an NPZ file of plain arrays: {error}") from error
+    arrays = npz_arrays(path)
     if client_column is not None:
         _check_column("data.client_column", client_column, list(arrays), path)
     if ("x_test" in arrays) != ("y_test" in arrays):
@@ -214,12 +207,13 @@ def _values(path: Path, name: str, column: Any) -> NDArray[Any]:
     _check_present(path, name, column)
     if types.is_integer(kind) or types.is_boolean(kind):
         return np.asarray(column.to_numpy())
-    values = column.to_pylist()
-    if not all(isinstance(value, str | bytes) for value in values):
-        return np.array([str(value) for value in values])
-    return np.array(
-        [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
-    )
+    texts = [
+        value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        for value in column.to_pylist()
+    ]
+    if "" in texts:
+        raise DataError(path, f"row {texts.index('') + 1}, column {name!r}: a value is missing")
+    return np.array(texts)
 
 
 def _check_present(path: Path, name: str, column: Any) -> None:

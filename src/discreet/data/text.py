@@ -78,10 +78,15 @@ def _words() -> Callable[[str], list[str]]:
     return analyzer
 
 
-def read_reviews(path: Path, reading: Reading) -> Arrays:
+def read_reviews(path: Path, reading: Reading, below: tuple[str, ...] = ()) -> Arrays:
     """Reads the Large Movie Review Dataset: {train,test}/{neg,pos}/ID_RATING.txt, from a folder or an archive.
 
     An archive is read once, as a stream. Unlabelled reviews are passed over.
+
+    Args:
+        path: the folder or archive.
+        reading: the tokenizer's settings.
+        below: read only what lies in these folders of `path`, where other things may lie beside them.
 
     Returns:
         Token ids int32 (count, max_tokens) as `Tokenizer` gives them, and class numbers: 0 negative, 1 positive.
@@ -97,15 +102,16 @@ def read_reviews(path: Path, reading: Reading) -> Arrays:
     }
     batch: list[tuple[tuple[str, str], str, str]] = []
 
+    def wanted(name: str) -> bool:
+        return _REVIEW.search(name) is not None and (not below or PurePosixPath(name).parts[0] in below)
+
     def encode() -> None:
         rows = tokenizer.encode([text for _, _, text in batch])
         for (group, name, _), row in zip(batch, rows, strict=True):
             found[group].append((name, row))
         batch.clear()
 
-    for name, content in walk(
-        path, lambda name: _REVIEW.search(name) is not None, what="reading imdb", progress=reading.progress
-    ):
+    for name, content in walk(path, wanted, what="reading imdb", progress=reading.progress):
         match = _REVIEW.search(name)
         assert match is not None
         try:

@@ -85,7 +85,10 @@ def summary_table(runs: Sequence[Summary]) -> Markup:
                 and column.score is not None
                 and column.score(run) == best[column.head] is not None
             )
-            cells.append(_cell(column.cell(run), numeric=column.numeric, strong=top))
+            shown = column.cell(run)
+            if shown is not None and not column.numeric:
+                shown = _breakable(shown)
+            cells.append(_cell(shown, numeric=column.numeric, strong=top))
         rows.append(tag("tr", cells))
     return scrolling(_table(head, rows), "Summary of the runs")
 
@@ -213,7 +216,7 @@ def _breakable(words: str) -> Markup:
     escaped = text(words)
     if len(words) < 12:
         return escaped
-    for sign in "._/":
+    for sign in "._/:":
         escaped = Markup(escaped.replace(sign, f"{sign}<wbr>"))
     return escaped
 

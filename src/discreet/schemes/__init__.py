@@ -16,3 +16,5 @@ SCHEMES: Mapping[str, type[Any]] = {
     "fedavg": FedAvg,
     "signfed": SignFed,
 }
+
+__all__ = ["SCHEMES", "Centralized", "FedAvg", "FedSGD", "Local", "SignFed"]

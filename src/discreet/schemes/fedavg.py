@@ -83,9 +83,7 @@ class FedSGD(SharedModel):
 def weighted(trained: Trained, cohort: Cohort) -> Contribution:
     """Changes times the number of examples, which itself is appended; shape (K, n + 1)."""
     sizes = torch.from_numpy(cohort.sizes).to(trained.changes)
-    elements = torch.empty(
-        len(cohort), trained.changes.shape[1] + 1, dtype=sizes.dtype, device=sizes.device
-    )
+    elements = torch.empty(len(cohort), trained.changes.shape[1] + 1, dtype=sizes.dtype, device=sizes.device)
     torch.mul(trained.changes, sizes[:, None], out=elements[:, :-1])
     elements[:, -1] = sizes
     return Contribution(elements, trained.accepted, trained.losses)
