@@ -355,7 +355,6 @@ class Tied(nn.Module):
 
 
 def with_batch_norm(tracked: bool = True) -> nn.Module:
-    torch.manual_seed(11)
     norm = nn.BatchNorm1d(5, track_running_stats=tracked)
     if tracked:
         with torch.no_grad():
@@ -612,6 +611,7 @@ def test_the_user_gets_torchs_dropout_back() -> None:
     assert [type(layer) for layer in module][1] is nn.Dropout
     assert not module.training
     assert not any(isinstance(layer, StreamDropout) for layer in module.modules())
+    assert "(1): StreamDropout(p=0.4, layer=0" in repr(network.module)
     assert torch.equal(network.flatten(dict(module.named_parameters())), vector)
     with torch.no_grad():
         next(module.parameters()).zero_()
@@ -703,6 +703,19 @@ def test_a_buffer_that_moves_is_refused() -> None:
         ),
         "buffer 2.running_mean",
     )
+
+
+def test_a_buffer_that_grows_is_refused() -> None:
+    class Growing(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("history", torch.zeros(0))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.history = torch.cat([self.history, torch.ones(1)])
+            return super().forward(inputs)
+
+    refused(Growing(), "buffer history")
 
 
 def test_a_buffer_that_holds_nan_may_stay() -> None:
@@ -896,6 +909,16 @@ def test_factory_by_name(module_file: Any) -> None:
     )
     with pytest.raises(UnknownKey, match=r"model\.hiden.*'hidden'"):
         made("own_model:sized", options={"hiden": 5})
+
+
+def test_a_factory_without_a_signature_is_called_without_arguments() -> None:
+    class Opaque:
+        __signature__ = "none"  # inspect.signature raises TypeError on it
+
+        def __call__(self) -> nn.Module:
+            return nn.Linear(4, 3)
+
+    assert made(Opaque()).count == 15
 
 
 def test_factory_may_take_the_vocabulary() -> None:

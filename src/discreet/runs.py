@@ -65,7 +65,9 @@ class RunFolder:
             RunFolderError: the folder holds something already, or cannot be written.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(path, "exists and is not empty: give another --out, or --resume to go on with it")
+            raise RunFolderError(
+                path, "exists and is not empty: give another --out, or --resume to go on with it"
+            )
         folder = cls(path)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,9 @@ class RunFolder:
         except ValueError:
             raise RunFolderError(path, "is damaged: a line is not JSON") from None
         if [line.get("round") for line in found] != list(range(1, last_round + 1)):
-            raise RunFolderError(path, f"is damaged: expected a line for each of the rounds 1 to {last_round}")
+            raise RunFolderError(
+                path, f"is damaged: expected a line for each of the rounds 1 to {last_round}"
+            )
         self._replace(METRICS, b"".join(line + b"\n" for line in lines))
         return found
 
@@ -137,7 +141,8 @@ class RunFolder:
         try:
             with safe_open(path, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
-                return Checkpoint(facts["round"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, facts)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return Checkpoint(facts["round"], tensors, facts)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(path, f"is damaged ({error})") from None
 

@@ -551,9 +551,8 @@ def _share_out(class_sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     Each class has one to begin with; one after another, the rest go to the class whose shards are then largest.
     """
     sizes = np.repeat(class_sizes, class_sizes)
-    shards_so_far = _ranks(class_sizes) + 1
-    # A class with as many shards as examples has had its last: a shard of one example cannot be cut.
-    priority = np.where(shards_so_far < sizes, sizes / shards_so_far, 0.0)
+    # Below 1 example a shard nothing is cut: the priorities above 1 are as many as `total` can ask for.
+    priority = sizes / (_ranks(class_sizes) + 1)
     chosen = np.argsort(-priority, kind="stable")[: total - len(class_sizes)]
     owner = np.repeat(np.arange(len(class_sizes)), class_sizes)
     return 1 + np.bincount(owner[chosen], minlength=len(class_sizes))
