@@ -310,6 +310,21 @@ def test_dirichlet_at_the_smallest_alpha_gives_one_label_to_nearly_every_client(
     assert sum(seen > 1 for seen in labels_seen) <= 10
 
 
+def test_no_client_is_told_by_its_number_to_draw_last():
+    # Clients of 3 with one label each, from 16 and 14: just one has both, where a class runs out, and it is the
+    # fifth to draw or a later one. Were turns not random, none of the first four clients would ever be it; with
+    # random turns that is so in all 40 with probability 0.6^40 = 1e-9.
+    labels = np.array([0] * 16 + [1] * 14)
+    mixed = []
+    for seed in range(40):
+        held = [
+            set(labels[block].tolist()) for block in members(dirichlet(labels, 10, 1e-6, generator(seed)))
+        ]
+        mixed += [client for client, seen in enumerate(held) if len(seen) == 2]
+    assert len(mixed) == 40
+    assert min(mixed) < 4
+
+
 def test_dirichlet_spreads_a_rare_class_over_the_clients():
     # 1 % of the labels is rare. At alpha = 1e6 each of 200 clients takes Binomial(100, 0.01) of them, so that 73
     # have none, with a deviation of 6.8; and demand for the rare deviates from 200 by 14, so that as many of the

@@ -750,6 +750,13 @@ def test_randomness_outside_dropout_layers_is_refused(module: nn.Module, culprit
     refused(module, culprit, "use nn.Dropout")
 
 
+def test_a_refused_model_leaves_the_global_generator() -> None:
+    module = Functional()
+    before = torch.get_rng_state()
+    refused(module, "draws random numbers")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_hidden_randomness_and_memory_are_refused() -> None:
     class Memory(nn.Linear):
         runs = 0

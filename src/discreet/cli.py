@@ -1,19 +1,20 @@
 """The command line: parses, calls, prints. Everything it does can be done from Python as well.
 
 Exit codes: 0 done; 1 a failure of the program; 2 a mistake in what was asked, told in one line on stderr;
-130 interrupted, with a run folder that can be resumed.
+130 interrupted (Ctrl-C, or SIGTERM), with a run folder that can be resumed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,13 +26,14 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from discreet.errors import ConfigError, UserError
 
+if TYPE_CHECKING:
+    from discreet.simulation import OnRound
+
 app = typer.Typer(
-    help="Private, robust federated learning for PyTorch.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -40,42 +42,102 @@ app = typer.Typer(
 data_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-DataDir = Annotated[Path | None, typer.Option(help="Folder where data sets are looked for first.")]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
+]
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Every mistake in how a command is written; typer has no public name for it."""
 
 
 def main() -> None:
     """The entry point of the ``discreet`` command."""
-    sys.path.insert(0, os.getcwd())  # so that package.module:factory finds the user's own model
-    signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.append("")  # package.module:factory may lie in the current folder
+    for one in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(one, _interrupt)
     try:
-        app()
+        code = app(standalone_mode=False)
+    except UsageError as error:
+        _complain(_usage(error))
+        code = 2
     except UserError as error:
-        print(f"discreet: {_one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _complain(str(error))
+        code = 2
+    except MemoryError as error:
+        _complain(f"not enough memory: {error}")
+        code = 1
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
+        _complain("interrupted")
+    raise SystemExit(code or 0)
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
+    """Unwind: workers finish the stack that they are at. A second signal does not wait for them."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, _end_at_once)
     raise KeyboardInterrupt
 
 
-def _one_line(error: UserError) -> str:
-    return " ".join(str(error).split())
+def _end_at_once(signum: int, frame: object) -> NoReturn:
+    os.write(2, b"discreet: interrupted; what is finished is on disk\n")
+    os._exit(130)
+
+
+def _complain(text: str) -> None:
+    print("discreet: " + " ".join(text.split()), file=sys.stderr)
+
+
+def _usage(error: Exception) -> str:
+    """What is wrong with a command, and where to look."""
+    context, said = getattr(error, "ctx", None), getattr(error, "format_message", error.__str__)()
+    command = "discreet" if context is None else context.command_path
+    where = f"{command} --help, or discreet presets" if command == "discreet run" else f"{command} --help"
+    return f"{said.rstrip('.')}; see {where}"
+
+
+@app.callback()
+def discreet(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Private, robust federated learning for PyTorch. To begin: discreet run digits-fedavg."""
+    if version:
+        from discreet.results import versions
+
+        print(" ".join(f"{name} {number}" for name, number in versions().items()))
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(metavar="FILE.toml|PRESET", help="What to run.")],
+    experiment: Annotated[
+        str, typer.Argument(metavar="FILE.toml|PRESET", help="An experiment; discreet presets lists some.")
+    ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a key; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key, as scheme.learning_rate=0.2; repeatable."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder to write; runs/NAME, or the next free one, if not given.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Run folder to write; runs/NAME, or the next free one, if not given."
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run folder.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run folder, from its last finished round.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where to compute.")] = None,
     data_dir: DataDir = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print result.json on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json on stdout, and nothing else.")
+    ] = False,
 ) -> None:
     """Train a federation on this machine and write a run folder."""
     from discreet import config
@@ -84,34 +146,22 @@ def run(
     changes = [*(settings or ()), *([f"engine.device={device}"] if device else ())]
     chosen = config.load(experiment, changes)
     folder = out or _free_folder(experiment, resume)
-    rounds_done = 0
-    with _round_bar(hidden=quiet or not sys.stderr.isatty()) as show:
-
-        def on_round(metrics: dict[str, Any], rounds: int) -> None:
-            nonlocal rounds_done
-            rounds_done = metrics["round"]
-            show(metrics, rounds)
-
-        try:
+    # what a user's own model prints is no part of the JSON
+    to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    try:
+        with to_stderr, _round_bar(hidden=quiet or not sys.stderr.isatty()) as on_round:
             result = simulate(chosen, data_dir=data_dir, out=folder, resume=resume, on_round=on_round).result
-        except KeyboardInterrupt:
-            _leave_interrupted(experiment, folder, rounds_done, settings)
+    except KeyboardInterrupt:
+        again = ["discreet", "run", experiment, *(f"--set={setting}" for setting in settings or ())]
+        again += [f"--device={device}"] if device else []
+        again += [f"--data-dir={data_dir}"] if data_dir else []
+        again += [f"--out={folder}", "--resume"]
+        _complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps(result, indent=1))
     elif not quiet:
         _print_result(result, folder)
-
-
-def _leave_interrupted(experiment: str, folder: Path, rounds: int, settings: list[str] | None) -> NoReturn:
-    again = "".join(f" --set {setting}" for setting in settings or ())
-    print(
-        f"discreet: interrupted after round {rounds}; go on with: "
-        f"discreet run {experiment}{again} --out {folder} --resume",
-        file=sys.stderr,
-    )
-    # a worker thread may be in the middle of a step; what counts is on disk
-    sys.stderr.flush()
-    os._exit(130)
 
 
 @app.command()
@@ -119,10 +169,7 @@ def presets() -> None:
     """List the built-in experiments."""
     from discreet import config
 
-    table = Table("preset", "what it is", box=None, pad_edge=False)
-    for name, summary in config.presets().items():
-        table.add_row(name, summary)
-    Console().print(table)
+    _print_columns([("preset", "what it is"), *config.presets().items()])
 
 
 @app.command()
@@ -130,7 +177,7 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")
     ],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about some runs."""
     from discreet.report import write_report
@@ -140,17 +187,17 @@ def report(
 
 @data_app.callback()
 def data(context: typer.Context, data_dir: DataDir = None) -> None:
-    """List which data sets are found, where, and with how many examples."""
+    """Show which data sets are found, and where."""
     if context.invoked_subcommand is not None:
         return
     from discreet.data.sources import available
 
-    table = Table("data set", "train", "test", box=None, pad_edge=False)
-    table.add_column("where", overflow="fold")
+    rows = [("data set", "train", "test", "where")]
     for found in available(data_dir):
-        counts = [f"{count:,}" if count is not None else "-" for count in (found.train, found.test)]
-        table.add_row(found.name, *counts, str(found.path or f"not found: discreet data fetch {found.name}"))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+        train, test = (f"{count:,}" if count is not None else "-" for count in (found.train, found.test))
+        place = str(found.path or f"not found: discreet data fetch {found.name}")
+        rows.append((found.name, train, test, place))
+    _print_columns(rows)
     print("Your own table or images: data.name = table | images, data.path = FILE. See docs/guide.md.")
 
 
@@ -174,8 +221,8 @@ def fetch(
         try:
             files = download(name, data_dir, on_progress=on_progress)
         except KeyboardInterrupt:
-            print("discreet: interrupted; the same command goes on with the download", file=sys.stderr)
-            raise typer.Exit(130) from None
+            _complain("interrupted; the same command goes on with the download")
+            raise SystemExit(130) from None
     for file in files:
         print(file)
 
@@ -193,7 +240,7 @@ def _free_folder(experiment: str, resume: bool) -> Path:
 
 
 @contextmanager
-def _round_bar(*, hidden: bool) -> Iterator[Callable[[dict[str, Any], int], None]]:
+def _round_bar(*, hidden: bool) -> Iterator[OnRound]:
     """A progress bar of rounds, with accuracy, time a round and time left."""
     columns = (
         TextColumn("round"),
@@ -224,22 +271,33 @@ def _round_bar(*, hidden: bool) -> Iterator[Callable[[dict[str, Any], int], None
 
 def _print_result(result: dict[str, Any], folder: Path) -> None:
     """A short table of a finished run."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("scheme", f"{result['scheme']} on {result['dataset']}, {result['model']}")
-    table.add_row("parameters", f"{result['parameters']:,}")
-    table.add_row("participants", f"{result['participants']:,}, {result['rounds']} rounds")
-    for name in ("final", "best"):
-        table.add_row(name, _figures(result[name]) + f" (round {result[name]['round']})")
+    rows = {
+        "scheme": f"{result['scheme']} on {result['dataset']}, {result['model']}",
+        "parameters": f"{result['parameters']:,}",
+        "participants": f"{result['participants']:,}, {result['rounds']} rounds",
+        "final": f"{_figures(result['final'])} (round {result['final']['round']})",
+        "best": f"{_figures(result['best'])} (round {result['best']['round']})",
+    }
     if "worst" in result:
-        table.add_row("worst participant", _figures(result["worst"]))
-    table.add_row(
-        "uplink",
-        f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
-    )
-    table.add_row("downlink", f"{result['downlink_bytes'] / 1e6:,.1f} MB")
-    table.add_row("time", f"{result['seconds_per_round']:.3g} s a round")
-    table.add_row("run folder", str(folder))
-    Console(soft_wrap=True).print(table)
+        rows["worst"] = f"{_figures(result['worst'])} (of the participants' models)"
+    if result["dropped_updates"]:
+        rows["dropped"] = (
+            f"{result['dropped_updates']:,} updates that were NaN or infinite; see metrics.jsonl"
+        )
+    rows |= {
+        "uplink": f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
+        "downlink": f"{result['downlink_bytes'] / 1e6:,.1f} MB",
+        "time": f"{result['seconds_per_round']:.3g} s a round",
+        "run folder": f"{folder} (to see it: {shlex.join(['discreet', 'report', str(folder)])})",
+    }
+    _print_columns(list(rows.items()))
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """Rows of text in columns that line up."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _figures(scores: dict[str, Any]) -> str:

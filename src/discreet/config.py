@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from discreet.augment import AUGMENTATIONS
@@ -25,7 +25,7 @@ from discreet.errors import ConfigError, UnknownKey
 from discreet.losses import LOSSES
 from discreet.schemes import SCHEMES
 
-STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 SYNONYMS = {
     "gamma": "server_learning_rate",
@@ -93,7 +93,7 @@ class Data:
             raise ConfigError("data.client_column", None, "the column that says whose row it is")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Model:
     """Which network is trained.
 
@@ -180,6 +180,14 @@ class Experiment:
         return next(name for name, kind in SCHEMES.items() if type(self.scheme) is kind)
 
 
+class NotToml(ConfigError):
+    """A file that should be TOML is not."""
+
+    def __init__(self, source: str, fault: str) -> None:
+        super().__init__(source, None, "TOML")
+        self.args = (f"{source} is not TOML: {fault}; expected lines such as key = 1, or [section]",)
+
+
 SECTIONS: Mapping[str, type[Any]] = {"data": Data, "model": Model, "engine": Engine}
 
 
@@ -216,8 +224,18 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
 
 
 def to_toml(experiment: Experiment) -> str:
-    """The experiment as TOML text."""
-    return tomli_w.dumps(to_table(experiment))
+    """The experiment as TOML text.
+
+    Raises:
+        ConfigError: an option of the model or of the optimizer is nothing that TOML can hold.
+    """
+    try:
+        return tomli_w.dumps(to_table(experiment))
+    except TypeError as error:
+        options = experiment.model.options
+        raise ConfigError(
+            "model", options, f"options that TOML can hold, to write them down ({error})"
+        ) from None
 
 
 def load(source: str, settings: Iterable[str] = ()) -> Experiment:
@@ -241,7 +259,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(source, "not TOML", f"a TOML file ({error})") from None
+        raise NotToml(source, str(error)) from None
 
 
 def presets() -> dict[str, str]:
@@ -258,11 +276,13 @@ def _text(source: str) -> str:
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
         try:
-            return path.read_text("utf-8")
+            return path.read_text("utf-8-sig")  # some editors put a mark before the text
         except FileNotFoundError:
             raise ConfigError("experiment", source, "a TOML file that exists, or a preset's name") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("experiment", source, f"a readable TOML file ({error})") from None
+    if (path / "config.toml").is_file():
+        raise ConfigError("experiment", source, f"a TOML file, as {path / 'config.toml'}")
     known = presets()
     _known("experiment", source, list(known), what="a TOML file, or a preset")
     return resources.files("discreet").joinpath("presets", f"{source}.toml").read_text("utf-8")
@@ -275,8 +295,8 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     if not equals or not key:
         raise ConfigError("--set", setting, "key.path=value, as scheme.learning_rate=0.2")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        (value,) = tomllib.loads(f"value = {text}").values()
+    except ValueError:
         value = text.strip()
     *sections, last = key.split(".")
     place = table
@@ -287,7 +307,8 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         place = inner
     if key == "scheme.name" and place.get("name", value) != value:
         # another scheme has other fields: keep those that it knows too
-        known = {field.name for field in dataclasses.fields(SCHEMES[value])} if value in SCHEMES else set()
+        _known(key, value, SCHEMES)
+        known = {field.name for field in dataclasses.fields(SCHEMES[value])}
         for stale in [name for name in place if name not in known]:
             del place[stale]
     place[last] = value
@@ -307,7 +328,7 @@ def _model_table(section: dict[str, Any]) -> dict[str, Any]:
 def _build(kind: type[Any], fields: Mapping[str, Any], prefix: str) -> Any:
     """Make a checked dataclass; pydantic's complaints become one line about one key."""
     try:
-        return TypeAdapter(kind).validate_python(dict(fields))
+        return kind(**fields)
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
         key = prefix + str(first["loc"][0]) if first["loc"] else prefix.rstrip(".") or "experiment"
@@ -317,6 +338,8 @@ def _build(kind: type[Any], fields: Mapping[str, Any], prefix: str) -> Any:
         same = [first, *(other for other in others if other["loc"][:1] == first["loc"][:1])]
         wanted = [one["msg"].removeprefix("Input should be ") for one in same]
         expected = " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in wanted))
+        if expected.startswith(("greater", "less")):
+            expected = f"a number {expected}"
         raise ConfigError(key, first["input"], expected) from None
 
 

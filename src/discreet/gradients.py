@@ -134,7 +134,9 @@ def loss_gradient(loss: Loss, outputs: Tensor, targets: Tensor, weights: Tensor)
         return delta.mul_(weights.unsqueeze(-1)), losses
     with torch.enable_grad():
         free = outputs.detach().requires_grad_()
-        losses = (loss(free, targets) * weights).sum(1)
+        # as one batch: a user's loss may take the second dimension for the classes
+        values = loss(free.flatten(0, 1), targets.flatten(0, 1))
+        losses = (values.view_as(weights) * weights).sum(1)
         (delta,) = torch.autograd.grad(losses.sum(), free)
     return delta, losses.detach()
 
@@ -170,17 +172,29 @@ def linear_layers(network: Network, dimensions: int) -> tuple[Layer, ...] | None
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
-    """The leaves of nested `nn.Sequential`s in the order of the forward pass; None for any other module."""
-    if type(module) is not nn.Sequential:
+    """The leaves of nested `nn.Sequential`s in the order of the forward pass; None for any other module.
+
+    A layer that is used twice comes twice. Hooks may do anything: None if there are any.
+    """
+    if type(module) is not nn.Sequential or _hooked(module):
         return None
     found: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
+    # not `named_children`, which leaves out a layer's second place
+    for name, child in zip(module._modules, module, strict=True):
         if type(child) is nn.Sequential:
             inner = _leaves(child, f"{prefix}{name}.")
-            found += inner or []
+            if inner is None:
+                return None
+            found += inner
+        elif _hooked(child):
+            return None
         else:
             found.append((prefix + name, child))
     return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def vmapped(network: Network, loss: Loss) -> LaneGradient:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from discreet.errors import ModelError
+from discreet.probe import users_code
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (..., outputs), targets (...) or (..., outputs)) -> one loss an example, shape (...)."""
@@ -48,10 +49,8 @@ def find(spec: str | Loss, *, classes: bool) -> Loss:
             raise ModelError(f"model.loss = {spec!r} does not fit targets that are {kind}: use 'auto'")
         return LOSSES[spec]
     module_name, _, name = spec.partition(":")
-    try:
+    with users_code(f"model.loss = {spec!r}: expected package.module:function"):
         found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ModelError(f"model.loss = {spec!r}: expected package.module:function ({error})") from None
     if not callable(found):
         raise ModelError(f"model.loss = {spec!r}: {name} is not a function")
     return found  # type: ignore[no-any-return]
@@ -63,10 +62,8 @@ def check(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
     Raises:
         ModelError: it fails, or does not give one value an example.
     """
-    try:
+    with users_code(f"the loss fails on outputs of shape {tuple(outputs.shape)}"):
         values = loss(outputs, targets)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ModelError(f"the loss fails on outputs of shape {tuple(outputs.shape)}: {error}") from None
     if not isinstance(values, torch.Tensor) or values.shape != outputs.shape[:1]:
         shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         raise ModelError(

@@ -7,10 +7,12 @@ experiment, so that the run folder holds it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from discreet.data import partition as partitions
 from discreet.data import sources
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
-from discreet.errors import ConfigError, LocalProtocolError
+from discreet.errors import ConfigError, DataError, LocalProtocolError
 from discreet.gradients import choose_path, linear_layers
 from discreet.losses import Loss
 from discreet.network import Network
@@ -51,6 +53,7 @@ class Federation:
         train, test: examples; `holdout`: kept from all clients, or None.
         partition: who holds which of `train`.
         dataset_name: for the result.
+        fingerprint: tells other training data, or another partition of it, from this.
     """
 
     experiment: Experiment
@@ -60,11 +63,17 @@ class Federation:
     holdout: Examples | None
     partition: Partition
     dataset_name: str
+    fingerprint: str
 
     @property
     def scheme(self) -> Any:
         """The experiment's scheme."""
         return self.experiment.scheme
+
+    @cached_property
+    def capacity(self) -> int:
+        """The most examples that any client holds."""
+        return int(self.partition.sizes.max())
 
     def cohort(self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor]) -> Cohort:
         """The participants `ids`, as they stand in `round`."""
@@ -76,7 +85,7 @@ class Federation:
             examples=self.train,
             indices=tuple(parts.indices(int(owner)) for owner in row),
             round=round,
-            capacity=int(parts.sizes.max()),
+            capacity=self.capacity,
             row=row,
             column=column,
             kept=tuple(kept.get(int(client)) for client in ids),
@@ -112,7 +121,10 @@ def prepare(
     """
     device = _device(experiment)
     streams = randomness(experiment)
-    data = load_data(experiment, data_dir) if data is None else data
+    if data is None:
+        data = load_data(experiment, data_dir)
+    else:
+        check_dataset(data)
     holdout, own = _hold_out(experiment, data, streams)
     if partition is None:
         partition = deal(experiment, data, own, streams)
@@ -120,6 +132,8 @@ def prepare(
         raise ConfigError(
             "data.holdout", experiment.data.holdout, "0 where a partition is given: leave rows out of it"
         )
+    else:
+        _check_partition(partition, len(data.train))
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
             "data.columns",
@@ -128,6 +142,7 @@ def prepare(
         )
     if experiment.scheme.pooled:
         partition = partition.pooled()
+    experiment = _named(experiment, data, model, loss)
     classes = data.classes is not None
     loss = losses.find(experiment.model.loss if loss is None else loss, classes=classes)
     network = models.build(
@@ -137,7 +152,7 @@ def prepare(
         vocabulary=data.vocabulary,
         options=experiment.model.options,
         randomness=streams,
-        probe=data.train.gather(torch.arange(min(2, len(data.train))))[0],
+        probe=data.train.gather(torch.arange(2) % len(data.train))[0],
         classes=classes,
     )
     _check_loss(loss, network, network.initial(streams), data.train)
@@ -156,7 +171,99 @@ def prepare(
         None if holdout is None else holdout.to(device),
         partition,
         data.name,
+        _fingerprint(data.train, partition),
     )
+
+
+def check_dataset(data: Dataset) -> None:
+    """Refuse a data set, made by hand, that cannot be trained on; readers of files have their own checks.
+
+    Raises:
+        DataError: no training examples, labels outside the classes, tokens outside the vocabulary, or a value that
+            is NaN or infinite; it names the example, counted from 0.
+    """
+    if not len(data.train):
+        raise DataError(data.name, "has no training examples: expected at least one")
+    for part, examples in (("train", data.train), ("test", data.test)):
+        if data.classes is not None:
+            _check_whole(data.name, f"{part} target", examples.targets, len(data.classes))
+        else:
+            _check_finite(data.name, f"{part} target", examples.targets)
+        if data.vocabulary is not None:
+            _check_whole(data.name, f"{part} input", examples.inputs, data.vocabulary)
+        else:
+            _check_finite(data.name, f"{part} input", examples.inputs)
+
+
+def _check_whole(name: str, what: str, values: Tensor, count: int) -> None:
+    wrong = (values < 0) | (values >= count)
+    if values.is_floating_point():
+        raise DataError(
+            name, f"has {what}s of type {values.dtype}: expected whole numbers from 0 to {count - 1}"
+        )
+    if wrong.any():
+        first = wrong.nonzero()[0]
+        value = int(values[tuple(first)])
+        raise DataError(
+            name, f"{what} {int(first[0])} is {value}: expected a whole number from 0 to {count - 1}"
+        )
+
+
+def _check_finite(name: str, what: str, values: Tensor) -> None:
+    wrong = ~values.isfinite()
+    if wrong.any():
+        first = wrong.nonzero()[0]
+        value = float(values[tuple(first)])
+        raise DataError(name, f"{what} {int(first[0])} holds {value}: expected finite numbers")
+
+
+def _check_partition(partition: Partition, count: int) -> None:
+    if not len(partition.order):
+        raise ConfigError(
+            "data.partition", "no examples", "a partition in which at least one client has some"
+        )
+    for index in (int(partition.order.min()), int(partition.order.max())):
+        if not 0 <= index < count:
+            raise ConfigError("data.partition", f"example {index}", f"indices from 0 to {count - 1}")
+
+
+def _named(
+    experiment: Experiment,
+    data: Dataset,
+    model: nn.Module | Callable[..., nn.Module] | None,
+    loss: Loss | None,
+) -> Experiment:
+    """The experiment with the names of what was given in place of what it had named."""
+    chosen = experiment.model
+    if model is not None:
+        chosen = dataclasses.replace(chosen, name=_name_of(model))
+    if loss is not None:
+        chosen = dataclasses.replace(chosen, loss=_name_of(loss))
+    wanted = experiment.data
+    if data.name in sources.SOURCES:
+        wanted = dataclasses.replace(wanted, name=data.name)
+    return dataclasses.replace(experiment, model=chosen, data=wanted)
+
+
+def _name_of(given: object) -> str:
+    """``package.module:name`` of a class or function, or of the class of anything else."""
+    named: Any = given if hasattr(given, "__qualname__") else type(given)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _fingerprint(train: Examples, partition: Partition) -> str:
+    """A hash of the labels and of who holds what.
+
+    Of other values only the shape has a part in it: their last bits may differ from machine to machine.
+    """
+    targets = train.targets.numpy()
+    shapes = [train.inputs.shape, train.inputs.dtype, targets.shape, targets.dtype]
+    digest = hashlib.sha256(" ".join(map(str, shapes)).encode())
+    if targets.dtype.kind != "f":
+        digest.update(np.ascontiguousarray(targets).data)
+    for array in (partition.order, partition.offsets, *(partition.columns or ())):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def load_data(experiment: Experiment, data_dir: Path | None = None) -> Dataset:

@@ -21,7 +21,7 @@ from discreet.config import Experiment
 from discreet.evaluation import Evaluation
 from discreet.network import Network
 from discreet.preparation import Federation
-from discreet.runs import Checkpoint, RunFolder
+from discreet.runs import Checkpoint, open_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,11 +135,10 @@ class Run:
         Raises:
             RunFolderError: it exists and is not empty, or cannot be written.
         """
-        folder = RunFolder.create(Path(path), self.experiment)
-        for line in self.metrics:
-            folder.append(line)
-        folder.save(self.checkpoint)
-        folder.finish(self.result)
+        with open_run(Path(path), self.experiment) as folder:
+            folder.append(*self.metrics)
+            folder.save(self.checkpoint)
+            folder.finish(self.result)
         return folder.path
 
 

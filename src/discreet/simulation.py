@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -36,14 +36,14 @@ from discreet.cohort import Cohort
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
-from discreet.errors import Diverged
+from discreet.errors import Diverged, RunFolderError
 from discreet.evaluation import Evaluation, Map
 from discreet.losses import Loss
 from discreet.preparation import Federation
 from discreet.randomness import SERVER
 from discreet.results import Best, Run, summarise
 from discreet.rounds import Ask, play_round
-from discreet.runs import Checkpoint, RunFolder
+from discreet.runs import Checkpoint, RunFolder, check_out, open_run
 from discreet.schemes.base import Contribution, Fused, Total
 from discreet.secure.groups import accumulate, decode, encode, wire_bytes, zeros
 
@@ -109,24 +109,24 @@ def simulate(
         UserError: something in what was asked cannot be done; nothing is left half-written.
         Diverged: training became NaN or infinite; the run folder keeps the last good round.
     """
+    if out is not None:
+        check_out(Path(out), resume=resume)
     federation = preparation.prepare(experiment, data, partition, model, loss, data_dir)
     experiment = federation.experiment
-    folder = None
-    if out is not None:
-        folder = (RunFolder.resume if resume else RunFolder.create)(Path(out), experiment)
-    progress, history = _start(federation, folder)
-    with _workers(experiment) as parallel:
+    opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
+    with opened as folder, _workers(experiment) as parallel:
+        progress, history = _start(federation, folder)
         while progress.round < experiment.rounds and not _patience_is_over(experiment, progress):
             progress, metrics = _round(federation, progress, parallel)
             history.append(metrics)
             if folder:
                 folder.append(metrics)
-                folder.save(_checkpoint(progress))
+                folder.save(_checkpoint(federation, progress))
             if on_round:
                 on_round(metrics, experiment.rounds)
-    result = summarise(federation, history, progress.best)
-    if folder:
-        folder.finish(result)
+        result = summarise(federation, history, progress.best)
+        if folder:
+            folder.finish(result)
     vector = federation.scheme.vector(progress.state)
     return Run(
         experiment=experiment,
@@ -135,7 +135,7 @@ def simulate(
         network=federation.task.learner.network,
         vector=vector,
         best_vector=progress.best.vector if progress.best else vector,
-        checkpoint=_checkpoint(progress),
+        checkpoint=_checkpoint(federation, progress),
     )
 
 
@@ -145,24 +145,50 @@ def _patience_is_over(experiment: Experiment, progress: Progress) -> bool:
 
 def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, list[Metrics]]:
     """Where the run stands: at its beginning, or at the folder's checkpoint."""
-    state = federation.scheme.init(federation.task)
-    saved = folder.load() if folder else None
-    if folder:
-        history = folder.metrics(saved.round if saved else 0)
-        folder.unfinish()
-    if folder is None or saved is None:
-        return Progress(0, state, {}, None), []
+    beginning = Progress(0, federation.scheme.init(federation.task), {}, None)
+    if folder is None:
+        return beginning, []
+    saved = folder.load()
+    history = folder.metrics(saved.round if saved else 0)
+    folder.unfinish()
+    if saved is None:
+        return beginning, []
+    try:
+        return _restored(federation, folder, beginning.state, saved), history
+    except (KeyError, TypeError, ValueError) as error:
+        raise folder.damaged(error) from None
+
+
+def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Checkpoint) -> Progress:
+    """The inverse of `_checkpoint`; `state` is the scheme's first one.
+
+    Raises:
+        RunFolderError: it was made with other data, or another model, than there is now.
+        KeyError, TypeError, ValueError: something is missing, or of the wrong kind.
+    """
+    if saved.facts["data"] != federation.fingerprint:
+        raise RunFolderError(
+            folder.path,
+            "was made with other training data, or with another partition of it: give another --out",
+        )
     device = federation.task.learner.device
     tensors = {name: tensor.to(device) for name, tensor in saved.tensors.items()}
-    state = replace(state, **{field.name: tensors[f"state.{field.name}"] for field in fields(state)})
-    kept = {
-        int(client): row for client, row in zip(saved.facts["kept"], tensors.get("kept", ()), strict=True)
-    }
-    best = Best.restored(saved.facts["best"], tensors.get("best")) if saved.facts["best"] else None
-    return Progress(saved.round, state, kept, best, saved.facts["waiting"]), history
+    found = {field.name: tensors[f"state.{field.name}"] for field in fields(state)}
+    for name, tensor in found.items():
+        wanted = getattr(state, name)
+        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+            raise RunFolderError(
+                folder.path,
+                f"was made with another model ({name} of shape {tuple(tensor.shape)} there and "
+                f"{tuple(wanted.shape)} here): give another --out",
+            )
+    facts = saved.facts
+    kept = {int(client): row for client, row in zip(facts["kept"], tensors.get("kept", ()), strict=True)}
+    best = Best.restored(facts["best"], tensors.get("best")) if facts["best"] else None
+    return Progress(saved.round, replace(state, **found), kept, best, int(facts["waiting"]))
 
 
-def _checkpoint(progress: Progress) -> Checkpoint:
+def _checkpoint(federation: Federation, progress: Progress) -> Checkpoint:
     state = progress.state
     tensors = {f"state.{field.name}": getattr(state, field.name) for field in fields(state)}
     clients = sorted(progress.kept)
@@ -171,7 +197,12 @@ def _checkpoint(progress: Progress) -> Checkpoint:
     best = progress.best
     if best is not None and best.vector is not None:
         tensors["best"] = best.vector.clone()  # often the state's own vector, which is saved already
-    facts = {"kept": clients, "best": best.facts() if best else None, "waiting": progress.waiting}
+    facts = {
+        "data": federation.fingerprint,
+        "kept": clients,
+        "best": best.facts() if best else None,
+        "waiting": progress.waiting,
+    }
     return Checkpoint(progress.round, tensors, facts)
 
 

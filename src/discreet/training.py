@@ -108,6 +108,8 @@ class LocalTraining:
             )
         if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
             raise ConfigError("scheme.momentum", self.momentum, "0 unless the optimizer is sgd or rmsprop")
+        if self.weight_decay and self.optimizer == "rprop":
+            raise ConfigError("scheme.weight_decay", self.weight_decay, "0: rprop takes none")
         try:
             self.make_optimizer([torch.zeros(1)])
         except (TypeError, ValueError) as error:
@@ -176,8 +178,14 @@ def draw_batches(
         keys[lane] = randomness.torch_seed(cohort.round, client, "dropout")
         a_pass = -(-len(rows) // batch)
         passes = -(-taken // a_pass)
-        order = np.zeros((passes, a_pass * batch), dtype=np.int64)
+        # padding is an example of the client's own: another's could be NaN, which a weight of 0 does not silence
+        indices[lane] = rows[0]
+        order = np.full((passes, a_pass * batch), rows[0], dtype=np.int64)
         order[:, : len(rows)] = stream.permuted(np.tile(rows, (passes, 1)), axis=1)
+        # a short last batch is filled up with its own examples at weight 0: no batch statistic sees others' data
+        last = (a_pass - 1) * batch
+        spare = np.arange(a_pass * batch - len(rows)) % (len(rows) - last)
+        order[:, len(rows) :] = order[:, last + spare]
         real = np.arange(a_pass * batch) < len(rows)
         counts = real.reshape(a_pass, batch).sum(1, keepdims=True)
         share = (real.reshape(a_pass, batch) / counts).astype(np.float32)
@@ -255,7 +263,7 @@ def _train_stack(
     optimizer = plan.make_optimizer(stack)
     with torch.no_grad():
         for step in range(batches.indices.shape[1]):
-            inputs, targets, weights = _batch(learner, cohort.examples, batches, step)
+            inputs, targets, weights = _batch(learner, cohort.examples, batches, step, start.dtype)
             if isinstance(gradient, LayeredGradient) and plan.is_plain_sgd:
                 step_losses = gradient.descend(
                     stack, inputs, targets, weights, plan.learning_rate, plan.weight_decay
@@ -326,7 +334,7 @@ def _gradient_stack(
     losses = torch.zeros(lanes, dtype=vector.dtype, device=learner.device)
     with torch.no_grad():
         for step in range(batches.indices.shape[1]):
-            inputs, targets, weights = _batch(learner, cohort.examples, batches, step)
+            inputs, targets, weights = _batch(learner, cohort.examples, batches, step, vector.dtype)
             keys = (batches.keys + step).to(learner.device)
             gradients, step_losses = gradient(stack, inputs, targets, weights, keys)
             losses += step_losses
@@ -344,16 +352,17 @@ def _padded(start: Tensor, lanes: int) -> Tensor:
 
 
 def _batch(
-    learner: Learner, examples: Examples, batches: Batches, step: int
+    learner: Learner, examples: Examples, batches: Batches, step: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and weights of one step, shapes (L, B, ...)."""
+    """Inputs, targets and weights of one step, shapes (L, B, ...); floating inputs and weights in `dtype`."""
     inputs, targets = examples.gather(batches.indices[:, step].to(learner.device))
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
     if learner.augment is not None and batches.flips is not None and batches.offsets is not None:
         images = inputs.flatten(0, 1)
         inputs = learner.augment.apply(
             images, batches.flips[:, step].reshape(-1), batches.offsets[:, step].reshape(-1, 2)
         ).view_as(inputs)
-    dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
     return inputs, targets, batches.weights[:, step].to(learner.device, dtype)
 
 

@@ -39,6 +39,8 @@ class Signs:
 
 Group = Reals | Signs
 
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
 
 def wire_bytes(group: Group, length: int) -> int:
     """How many bytes the body of one participant's message of `length` elements takes."""
@@ -85,7 +87,9 @@ def decode(group: Group, body: NDArray[np.uint8], length: int) -> Tensor:
         raise ValueError(f"expected rows of {wire_bytes(group, length)} bytes, got shape {body.shape}")
     match group:
         case Reals(dtype):
-            return torch.from_numpy(body).view(dtype)
+            # a message's own bytes are read-only, which torch warns about
+            numbers = (body if body.flags.writeable else body.copy()).view(_NUMPY[dtype])
+            return torch.from_numpy(numbers)
         case Signs():
             bits = np.unpackbits(body, axis=1, count=length, bitorder="little").view(np.int8)
             bits += bits

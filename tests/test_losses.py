@@ -1,0 +1,108 @@
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from discreet.errors import ModelError
+from discreet.losses import LOSSES, check, cross_entropy, find, squared_error
+
+
+def test_cross_entropy_is_torchs_at_any_leading_shape():
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
+    theirs = F.cross_entropy(outputs.view(-1, 3), targets.view(-1), reduction="none").view(4, 5)
+    assert torch.allclose(cross_entropy(outputs, targets), theirs, atol=1e-6)
+    assert torch.allclose(cross_entropy(outputs[0], targets[0]), theirs[0], atol=1e-6)
+
+
+def test_cross_entropy_by_hand():
+    outputs = torch.tensor([[0.0, 0.0], [1000.0, 0.0], [-1000.0, 0.0]])
+    values = cross_entropy(outputs, torch.tensor([1, 0, 0]))
+    assert values.tolist() == pytest.approx([0.6931472, 0.0, 1000.0])
+
+
+def test_squared_error_by_hand():
+    outputs = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    targets = torch.tensor([[3.0, 1.0], [0.0, 4.0]])
+    assert squared_error(outputs, targets).tolist() == [2.5, 8.0]
+    assert squared_error(outputs[None], targets[None]).tolist() == [[2.5, 8.0]]
+
+
+def test_auto_follows_the_targets():
+    assert find("auto", classes=True) is cross_entropy
+    assert find("auto", classes=False) is squared_error
+    assert find("cross-entropy", classes=True) is LOSSES["cross-entropy"]
+    assert find("mse", classes=False) is squared_error
+
+
+@pytest.mark.parametrize(("name", "classes"), [("mse", True), ("cross-entropy", False)])
+def test_a_loss_that_does_not_fit_the_targets_is_refused(name, classes):
+    with pytest.raises(ModelError, match=f"model.loss = '{name}' does not fit"):
+        find(name, classes=classes)
+
+
+@pytest.fixture
+def losses_module(monkeypatch):
+    module = types.ModuleType("losses_of_a_user")
+    module.absolute = lambda outputs, targets: (outputs - targets).abs().sum(-1)
+    module.number = 3
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_a_users_loss_is_found(losses_module):
+    assert find("losses_of_a_user:absolute", classes=False) is losses_module.absolute
+    own = losses_module.absolute
+    assert find(own, classes=True) is own
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "nosuch",
+        "nosuch.module:loss",
+        "losses_of_a_user:absent",
+        "losses_of_a_user:number",
+        "losses_of_a_user",
+        ".relative:loss",
+        ":loss",
+        "",
+    ],
+)
+def test_a_loss_that_is_not_there_is_refused_in_one_line(losses_module, spec):
+    with pytest.raises(ModelError, match="model.loss = ") as caught:
+        find(spec, classes=True)
+    assert repr(spec) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_users_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_losses.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="broken_losses.*division by zero"):
+        find("broken_losses:loss", classes=True)
+
+
+def test_a_loss_with_one_value_an_example_passes():
+    outputs, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    check(cross_entropy, outputs, targets)
+    check(squared_error, outputs, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda outputs, targets: cross_entropy(outputs, targets).mean(), r"gave \(\)"),
+        (lambda outputs, targets: outputs, r"gave \(4, 3\)"),
+        (lambda outputs, targets: 1.0, "gave float"),
+        (lambda outputs, targets: outputs @ outputs, "fails on outputs of shape"),
+        (lambda outputs, targets: {}["key"], "fails on outputs of shape"),
+        (lambda outputs, targets: outputs.nosuch, "fails on outputs of shape"),
+        (lambda outputs: outputs, "fails on outputs of shape"),
+    ],
+)
+def test_other_losses_are_refused_in_one_line(loss, told):
+    with pytest.raises(ModelError, match=told) as caught:
+        check(loss, torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    assert "\n" not in str(caught.value)
