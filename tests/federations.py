@@ -34,7 +34,9 @@ def dataset(train=90, test=30, features=6, classes=3, seed=0):
         inputs = rng.normal(size=(classes, features))[targets] + rng.normal(size=(count, features))
     else:
         inputs = rng.normal(size=(count, features))
-        targets = (inputs @ rng.normal(size=(features, 2)) + 0.1 * rng.normal(size=(count, 2))).astype(np.float32)
+        targets = (inputs @ rng.normal(size=(features, 2)) + 0.1 * rng.normal(size=(count, 2))).astype(
+            np.float32
+        )
     inputs, targets = torch.from_numpy(inputs).float(), torch.from_numpy(targets)
     return Dataset(
         "blobs",
@@ -63,10 +65,11 @@ def scheme(name, **changes):
     return kind(**{key: value for key, value in (SMALL | changes).items() if key in known})
 
 
-def experiment(chosen, *, rounds=3, lanes=LANES, gradients="auto", workers=1, **changes):
+def experiment(chosen, *, rounds=3, lanes=LANES, gradients="auto", workers=1, widths=(5,), **changes):
+    """`chosen`, a scheme or its name, on a small network; `widths` None where a test brings its own."""
     return Experiment(
         data=Data(clients=len(SIZES)),
-        model=Model(name="mlp", options={"widths": [5]}),
+        model=Model() if widths is None else Model(options={"widths": list(widths)}),
         scheme=scheme(chosen) if isinstance(chosen, str) else chosen,
         rounds=rounds,
         engine=Engine(lanes=lanes, workers=workers, gradients=gradients),
@@ -116,7 +119,12 @@ def play(fed, pieces, *, round=1, state=None, kept=None):
                 given = chosen.contribute(task, ask.phase, ask.payload, ask.received, cohort)
                 for lane, client in enumerate(piece):
                     own = None if given.kept is None else given.kept[lane]
-                    by_client[client] = (given.elements[lane], bool(given.accepted[lane]), given.losses[lane], own)
+                    by_client[client] = (
+                        given.elements[lane],
+                        bool(given.accepted[lane]),
+                        given.losses[lane],
+                        own,
+                    )
             kept |= {client: own for client, (_, _, _, own) in by_client.items() if own is not None}
             everyone.append(by_client)
             totals.append(_add_up(fed.partition, ask.phase, by_client))
@@ -132,7 +140,9 @@ def _add_up(partition, phase, by_client):
     for client in sorted(by_client):
         elements, accepted, _, _ = by_client[client]
         if accepted:
-            place = {"all": 0, "row": partition.row_of(client), "column": partition.column_of(client)}[phase.scope]
+            place = {"all": 0, "row": partition.row_of(client), "column": partition.column_of(client)}[
+                phase.scope
+            ]
             values[place] += elements.to(dtype)
             count += 1
     return Total(values[0] if phase.scope == "all" else values, count)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from discreet.gradients import LayeredGradient, choose_path, lane_gradient, linear_layers
+from discreet.gradients import LayeredGradient, can_stack, choose_path, lane_gradient, linear_layers
 from discreet.losses import cross_entropy, squared_error
 from discreet.network import network_of
 from federations import same_bits
@@ -70,7 +70,11 @@ def chains(draw):
     flags = st.lists(st.booleans(), min_size=depth, max_size=depth)
     module = make_chain(widths, draw(flags), draw(flags))
     loss = draw(st.sampled_from([cross_entropy, squared_error, huber]))
-    sizes = {"lanes": draw(st.integers(1, 4)), "batch": draw(st.integers(1, 8)), "seed": draw(st.integers(0, 999))}
+    sizes = {
+        "lanes": draw(st.integers(1, 4)),
+        "batch": draw(st.integers(1, 8)),
+        "seed": draw(st.integers(0, 999)),
+    }
     return module, loss, (widths[0],), sizes
 
 
@@ -125,7 +129,9 @@ def test_a_loss_written_for_one_batch_is_given_one(batch):
         return F.cross_entropy(outputs, targets, reduction="none")
 
     module = make_chain([4, 3], [True], [])
-    network, stack, inputs, targets, weights, keys = make_case(module, cross_entropy, (4,), lanes=3, batch=batch)
+    network, stack, inputs, targets, weights, keys = make_case(
+        module, cross_entropy, (4,), lanes=3, batch=batch
+    )
     wanted, losses = lane_gradient("layers", network, cross_entropy, 1)(stack, inputs, targets, weights, keys)
     for path in PATHS:
         found, values = lane_gradient(path, network, users_loss, 1)(stack, inputs, targets, weights, keys)
@@ -141,6 +147,7 @@ NETWORKS = [
     ("layers", make_chain([6, 5, 3], [True, False], [True])),
     ("vmap", make_chain([6, 5, 3], [True, True], [True])),
     ("vmap", nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Dropout(0.5), nn.LayerNorm(5), nn.Linear(5, 3))),
+    ("vmap", nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))),
     ("autograd", nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))),
 ]
 
@@ -149,7 +156,9 @@ NETWORKS = [
 @settings(max_examples=10)
 @given(st.integers(0, 3), st.integers(0, 99), st.sampled_from(["random", "huge", "nan", "inf"]))
 def test_a_lane_is_the_same_bits_whatever_the_others_hold(path, module, lane, seed, others):
-    network, stack, inputs, targets, weights, keys = make_case(module, cross_entropy, (6,), lanes=4, seed=seed)
+    network, stack, inputs, targets, weights, keys = make_case(
+        module, cross_entropy, (6,), lanes=4, seed=seed
+    )
     gradient = lane_gradient(path, network, cross_entropy, 1)
     first, losses = gradient(stack, inputs, targets, weights, keys)
     fill = {"random": 1.0, "huge": 1e30, "nan": float("nan"), "inf": float("inf")}[others]
@@ -270,7 +279,10 @@ def test_one_relu_used_twice_counts_twice():
 
 def test_nested_sequentials_are_one_chain():
     module = nn.Sequential(
-        nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.ReLU())), nn.Sequential(), nn.Linear(5, 2, bias=False)
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.ReLU())),
+        nn.Sequential(),
+        nn.Linear(5, 2, bias=False),
     )
     layers = linear_layers(network_of(module), 3)
     assert layers is not None
@@ -278,7 +290,11 @@ def test_nested_sequentials_are_one_chain():
 
 
 def test_layers_may_have_names():
-    named = {"first": nn.Linear(4, 5), "act": nn.ReLU(), "rest": nn.Sequential(OrderedDict(last=nn.Linear(5, 2)))}
+    named = {
+        "first": nn.Linear(4, 5),
+        "act": nn.ReLU(),
+        "rest": nn.Sequential(OrderedDict(last=nn.Linear(5, 2))),
+    }
     layers = linear_layers(network_of(nn.Sequential(OrderedDict(named))), 1)
     assert layers is not None and [(layer.weight, layer.bias) for layer in layers] == [(0, 1), (2, 3)]
 
@@ -289,12 +305,45 @@ def test_layers_may_have_names():
         (make_chain([4, 3, 2], [True, True], [True]), "layers"),
         (nn.Sequential(nn.Linear(4, 2), nn.Tanh()), "vmap"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Dropout(0.1), nn.Linear(3, 2)), "vmap"),
-        (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten()), "autograd"),
-        (nn.LSTM(4, 2), "autograd"),
+        (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten()), "vmap"),
+        (nn.Sequential(nn.Linear(600, 1000), nn.Tanh()), "autograd"),
+        (nn.Sequential(nn.Linear(600, 1000), nn.ReLU(), nn.Linear(1000, 2)), "layers"),
     ],
 )
 def test_the_path_is_chosen_by_the_network(module, path):
     assert choose_path(network_of(module), 1) == path
+
+
+class Branching(nn.Module):
+    """Does what the numbers say, which `vmap` cannot follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        return outputs if outputs.sum() > 0 else -outputs
+
+
+def itemised(outputs, targets):
+    return cross_entropy(outputs, targets) * outputs.sum().item()
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "can"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), cross_entropy, True),
+        (nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 2), nn.Flatten()), cross_entropy, True),
+        (Branching(), cross_entropy, False),
+        (nn.Sequential(nn.Linear(4, 3)), itemised, False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whether_lanes_can_be_stacked_is_tried(module, loss, can, dtype):
+    network = network_of(module)
+    inputs, targets = torch.randn(2, 4, dtype=dtype), torch.tensor([0, 2])
+    assert can_stack(network, loss, torch.zeros(network.count), inputs, targets) is can
 
 
 def test_dropout_follows_the_keys():

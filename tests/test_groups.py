@@ -79,7 +79,9 @@ def test_votes_are_counted_exactly_however_they_are_cut(elements, data):
     for part in (elements[:cut], elements[cut:]):
         accumulate(Signs(), total, part)
     assert total.dtype == torch.int32
-    assert total.tolist() == [sum(column) for column in zip(*elements.tolist(), strict=True)] or not len(elements)
+    assert total.tolist() == [sum(column) for column in zip(*elements.tolist(), strict=True)] or not len(
+        elements
+    )
     assert len(elements) or not total.any()
 
 
@@ -92,7 +94,9 @@ def test_many_votes_do_not_overflow():
     assert total.tolist() == [3000, -3000]
 
 
-@given(REALS, st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8), st.data())
+@given(
+    REALS, st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8), st.data()
+)
 def test_reals_are_added_in_order_however_they_are_cut(kind, rows, data):
     group, dtype, _ = kind
     elements = torch.from_numpy(np.array(rows, dtype=dtype).reshape(-1, 3))

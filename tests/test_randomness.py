@@ -20,7 +20,10 @@ def test_streams_differ_where_any_of_seed_round_client_purpose_does(one, other):
 @pytest.mark.parametrize("changed", range(4))
 def test_a_step_of_one_argument_gives_another_stream(changed):
     place = [3, 5, 7, "batches"]
-    other = [value + ("x" if isinstance(value, str) else 1) if at == changed else value for at, value in enumerate(place)]
+    other = [
+        value + ("x" if isinstance(value, str) else 1) if at == changed else value
+        for at, value in enumerate(place)
+    ]
     one, two = (Seeded(p[0]).stream(*p[1:]).integers(0, 2**62, 8) for p in (place, other))
     assert not set(one.tolist()) & set(two.tolist())
 
@@ -48,7 +51,7 @@ def test_seeds_share_no_keys():
 def test_torch_seeds_fit_in_63_bits_and_are_distinct():
     seeds = [Seeded(0).torch_seed(1, client, "dropout") for client in range(2000)]
     assert len(set(seeds)) == 2000
-    assert 0 <= min(seeds) and 2**62 < max(seeds) < 2**63
+    assert min(seeds) >= 0 and 2**62 < max(seeds) < 2**63
 
 
 def chi_square(counts):
@@ -66,7 +69,9 @@ def test_words_are_uniform(byte):
 
 def test_first_words_of_neighbouring_clients_are_uniform_together():
     # a weak mixing of client numbers would show here; one false alarm in 10^6, were the seed not fixed
-    firsts = np.array([Seeded(0).words(1, client, "batches", 1)[0] >> np.uint64(58) for client in range(6400)])
+    firsts = np.array(
+        [Seeded(0).words(1, client, "batches", 1)[0] >> np.uint64(58) for client in range(6400)]
+    )
     assert chi_square(np.bincount(firsts.astype(int), minlength=64)) < stats.chi2.isf(1e-6, 63)
 
 

@@ -73,7 +73,9 @@ def train_alone(learner, plan, start, cohort, lane, streams=STREAMS):
 @given(
     st.lists(st.integers(0, 23), min_size=1, max_size=4),
     st.integers(0, 30),
-    st.one_of(st.tuples(st.just("steps"), st.integers(1, 9)), st.tuples(st.just("epochs"), st.integers(1, 3))),
+    st.one_of(
+        st.tuples(st.just("steps"), st.integers(1, 9)), st.tuples(st.just("epochs"), st.integers(1, 3))
+    ),
 )
 def test_every_pass_is_a_permutation_cut_into_batches(sizes, batch_size, length):
     kind, count = length
@@ -90,7 +92,8 @@ def test_every_pass_is_a_permutation_cut_into_batches(sizes, batch_size, length)
         a_pass = -(-size // taken)
         assert batches.steps[lane] == (count if kind == "steps" else count * a_pass)
         drawn = [
-            batches.indices[lane, step][batches.weights[lane, step] > 0].tolist() for step in range(batches.steps[lane])
+            batches.indices[lane, step][batches.weights[lane, step] > 0].tolist()
+            for step in range(batches.steps[lane])
         ]
         for first in range(0, len(drawn), a_pass):
             whole = [example for step in drawn[first : first + a_pass] for example in step]
@@ -148,7 +151,11 @@ OPTIONS = {
     "adam": {"optimizer_options": {"amsgrad": True, "betas": [0.8, 0.9]}},
     "rmsprop": {"momentum": 0.5, "optimizer_options": {"centered": True}},
 }
-PLANS = [(name, {}) for name in OPTIMIZERS] + list(OPTIONS.items()) + [("sgd", {"weight_decay": 0.1}), ("adamw", {"weight_decay": 0.1})]
+PLANS = (
+    [(name, {}) for name in OPTIMIZERS]
+    + list(OPTIONS.items())
+    + [("sgd", {"weight_decay": 0.1}), ("adamw", {"weight_decay": 0.1})]
+)
 
 
 @pytest.mark.parametrize(("optimizer", "options"), PLANS)
@@ -176,7 +183,9 @@ def test_each_client_may_start_from_its_own_parameters(path):
 
 
 @pytest.mark.parametrize("path", ["layers", "vmap", "autograd"])
-@pytest.mark.parametrize("plan", [LocalTraining(steps=3, batch_size=4), LocalTraining(epochs=2, batch_size=4)])
+@pytest.mark.parametrize(
+    "plan", [LocalTraining(steps=3, batch_size=4), LocalTraining(epochs=2, batch_size=4)]
+)
 def test_a_client_alone_has_the_same_bits(path, plan):
     learner, cohort = make_learner(path=path), make_cohort([7, 13, 0, 4, 20])
     start = start_of(learner)
@@ -210,7 +219,9 @@ def test_a_client_with_bad_data_is_not_accepted_and_touches_no_other(path, bad, 
     learner, start = make_learner(path=path), start_of(make_learner())
     sizes = [5, 3, 10, 14]
     clean = train(learner, plan, start, make_cohort(sizes, examples=examples), STREAMS)
-    found = train(learner, plan, start, make_cohort(sizes, examples=Examples(poisoned, examples.targets)), STREAMS)
+    found = train(
+        learner, plan, start, make_cohort(sizes, examples=Examples(poisoned, examples.targets)), STREAMS
+    )
     assert found.accepted.tolist() == [False, True, True, True]
     assert same_bits(found.changes[1:], clean.changes[1:])
     assert same_bits(found.losses[1:], clean.losses[1:])
@@ -239,7 +250,13 @@ def test_batch_statistics_are_of_a_clients_own_examples():
     changed[0] += 10
     plan, start = LocalTraining(steps=2, batch_size=6), start_of(learner)
     one = train(learner, plan, start, make_cohort([4, 10], examples=examples, first=1), STREAMS)
-    two = train(learner, plan, start, make_cohort([4, 10], examples=Examples(changed, examples.targets), first=1), STREAMS)
+    two = train(
+        learner,
+        plan,
+        start,
+        make_cohort([4, 10], examples=Examples(changed, examples.targets), first=1),
+        STREAMS,
+    )
     assert same_bits(one.changes, two.changes)
 
 
@@ -252,7 +269,8 @@ def test_inputs_in_float64_are_trained_on_in_the_models_type():
     two = train(learner, plan, start, make_cohort([4, 10], examples=double), STREAMS)
     assert same_bits(one.changes, two.changes)
     one, two = (
-        mean_gradients(learner, start, make_cohort([4, 10], examples=these), STREAMS) for these in (examples, double)
+        mean_gradients(learner, start, make_cohort([4, 10], examples=these), STREAMS)
+        for these in (examples, double)
     )
     assert same_bits(one.changes, two.changes)
 
@@ -326,8 +344,13 @@ def test_dropout_differs_from_step_to_step():
     learner = make_learner(DROPOUT, "vmap")
     cohort = make_cohort([4])
     losses = [
-        train(learner, LocalTraining(steps=steps, batch_size=4, learning_rate=1e-12), start_of(learner), cohort, STREAMS)
-        .losses.item()
+        train(
+            learner,
+            LocalTraining(steps=steps, batch_size=4, learning_rate=1e-12),
+            start_of(learner),
+            cohort,
+            STREAMS,
+        ).losses.item()
         for steps in (1, 2, 3)
     ]
     second, third = 2 * losses[1] - losses[0], 3 * losses[2] - 2 * losses[1]

@@ -27,6 +27,8 @@ from discreet.schemes import SCHEMES
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
+DEFAULT_SCHEME = "fedavg"
+
 SYNONYMS = {
     "gamma": "server_learning_rate",
     "lr": "learning_rate",
@@ -156,7 +158,7 @@ class Experiment:
 
     data: Data = Field(default_factory=Data)
     model: Model = Field(default_factory=Model)
-    scheme: Any = Field(default_factory=lambda: SCHEMES["fedavg"]())
+    scheme: Any = Field(default_factory=lambda: SCHEMES[DEFAULT_SCHEME]())
     rounds: int = Field(default=50, ge=1)
     fraction: float = Field(default=1.0, gt=0, le=1)
     sampling: Literal["fixed", "poisson"] = "fixed"
@@ -206,7 +208,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
             fields[name] = _build(kind, section, f"{name}.")
     if "scheme" in fields:
         section = _section("scheme", fields["scheme"])
-        name = section.pop("name", "fedavg")
+        name = section.pop("name", DEFAULT_SCHEME)
         _known("scheme.name", name, SCHEMES)
         fields["scheme"] = _build(SCHEMES[name], section, "scheme.")
     experiment: Experiment = _build(Experiment, fields, "")
@@ -249,7 +251,8 @@ def load(source: str, settings: Iterable[str] = ()) -> Experiment:
         ConfigError: the file or preset does not exist, is not TOML, or holds a mistake.
     """
     table = parse(_text(source), source)
-    for setting in settings:
+    # the scheme first: its name clears the file's fields away, and not those that are set beside it
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() != "scheme.name"):
         _apply(table, setting)
     return from_table(table)
 
@@ -305,7 +308,7 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(key, value, f"{name} to be a section, but it is the value {inner!r}")
         place = inner
-    if key == "scheme.name" and place.get("name", value) != value:
+    if key == "scheme.name" and place.get("name", DEFAULT_SCHEME) != value:
         # another scheme has other fields: keep those that it knows too
         _known(key, value, SCHEMES)
         known = {field.name for field in dataclasses.fields(SCHEMES[value])}

@@ -3,8 +3,8 @@
 | path | what it can do | when it is chosen |
 |---|---|---|
 | ``layers`` | chains of Flatten, Linear and ReLU, derived by hand; plain SGD fused into the product | if the model is such a chain |
-| ``autograd`` | everything, lane after lane | convolutions, recurrent layers: stacking brings nothing there |
-| ``vmap`` | what `torch.func.vmap` can do | everything else |
+| ``vmap`` | what `torch.func.vmap` can do | up to 300,000 parameters, if it can |
+| ``autograd`` | everything, lane after lane | everything else: stacking brings nothing there |
 
 A path is a function of stacked parameters and a batch for each lane. All lanes are independent: no lane's result
 depends on what the other lanes hold.
@@ -249,8 +249,8 @@ def one_by_one(network: Network, loss: Loss) -> LaneGradient:
     return gradient
 
 
-SERIAL = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
-"""Layers for which stacked lanes measured no faster than one after another."""
+STACKED_PARAMETERS = 300_000
+"""Up to this many parameters, what stacking saves in calls outweighs what it costs in memory traffic."""
 
 
 def choose_path(network: Network, dimensions: int) -> Path:
@@ -260,9 +260,21 @@ def choose_path(network: Network, dimensions: int) -> Path:
     """
     if linear_layers(network, dimensions) is not None:
         return "layers"
-    if any(isinstance(module, SERIAL) for module in network.module.modules()):
-        return "autograd"
-    return "vmap"
+    return "vmap" if network.count <= STACKED_PARAMETERS else "autograd"
+
+
+def can_stack(network: Network, loss: Loss, vector: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether the ``vmap`` path can do this network and loss; tried on a batch (inputs, targets)."""
+    stack = [part.expand(2, *part.shape) for part in network.unflatten(vector).values()]
+    if inputs.is_floating_point():
+        inputs = inputs.to(vector.dtype)
+    inputs, targets = (tensor.expand(2, *tensor.shape) for tensor in (inputs, targets))
+    weights, keys = vector.new_ones(targets.shape[:2]), torch.zeros(2, dtype=torch.int64)
+    try:
+        vmapped(network, loss)(stack, inputs, targets, weights, keys)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False
+    return True
 
 
 def lane_gradient(path: Path, network: Network, loss: Loss, dimensions: int) -> LaneGradient:

@@ -30,7 +30,7 @@ from discreet.data import sources
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
 from discreet.errors import ConfigError, DataError, LocalProtocolError
-from discreet.gradients import choose_path, linear_layers
+from discreet.gradients import can_stack, choose_path, linear_layers
 from discreet.losses import Loss
 from discreet.network import Network
 from discreet.randomness import SERVER, Seeded
@@ -145,6 +145,7 @@ def prepare(
     experiment = _named(experiment, data, model, loss)
     classes = data.classes is not None
     loss = losses.find(experiment.model.loss if loss is None else loss, classes=classes)
+    inputs, targets = data.train.gather(torch.arange(2) % len(data.train))
     network = models.build(
         experiment.model.name if model is None else model,
         shape=data.shape,
@@ -152,14 +153,22 @@ def prepare(
         vocabulary=data.vocabulary,
         options=experiment.model.options,
         randomness=streams,
-        probe=data.train.gather(torch.arange(2) % len(data.train))[0],
+        probe=inputs,
         classes=classes,
     )
-    _check_loss(loss, network, network.initial(streams), data.train)
     augment = AUGMENTATIONS[experiment.data.augment]
     if augment is not None:
         augment.check(data.shape)
-    experiment = resolve(experiment, network, len(data.shape), partition.clients)
+    start = network.initial(streams)
+    with torch.no_grad():
+        losses.check(loss, network.apply(start, inputs), targets)
+    experiment = resolve(
+        experiment,
+        network,
+        len(data.shape),
+        partition.clients,
+        lambda: can_stack(network, loss, start, inputs, targets),
+    )
     learner = Learner(
         network.to(device), loss, _path(experiment), int(experiment.engine.lanes), device, augment
     )
@@ -218,11 +227,7 @@ def _check_finite(name: str, what: str, values: Tensor) -> None:
 
 
 def _check_partition(partition: Partition, count: int) -> None:
-    if not len(partition.order):
-        raise ConfigError(
-            "data.partition", "no examples", "a partition in which at least one client has some"
-        )
-    for index in (int(partition.order.min()), int(partition.order.max())):
+    for index in (partition.order.min(initial=0), partition.order.max(initial=0)):
         if not 0 <= index < count:
             raise ConfigError("data.partition", f"example {index}", f"indices from 0 to {count - 1}")
 
@@ -328,10 +333,29 @@ def deal(experiment: Experiment, data: Dataset, own: NDArray[np.int64] | None, s
     return dealt if own is None else Partition(own[dealt.order], dealt.offsets, dealt.columns)
 
 
-def resolve(experiment: Experiment, network: Network, dimensions: int, clients: int) -> Experiment:
-    """The experiment with every ``auto`` of its engine settled, as `discreet.gradients` and this module say."""
+def resolve(
+    experiment: Experiment, network: Network, dimensions: int, clients: int, stackable: Callable[[], bool]
+) -> Experiment:
+    """The experiment with every ``auto`` of its engine settled, as `discreet.gradients` and this module say.
+
+    Args:
+        experiment: what was asked.
+        network: the model.
+        dimensions: of one input.
+        clients: how many there are.
+        stackable: tells whether the model and its loss can go through `torch.func.vmap`; asked only if it matters.
+
+    Raises:
+        ConfigError: the way of computing gradients that was asked for cannot do this model.
+    """
     engine = experiment.engine
     path = choose_path(network, dimensions) if engine.gradients == "auto" else engine.gradients
+    if path == "vmap" and not stackable():
+        if engine.gradients == "vmap":
+            raise ConfigError(
+                "engine.gradients", path, "autograd: torch.func.vmap cannot do this model or loss"
+            )
+        path = "autograd"
     if path == "layers" and linear_layers(network, dimensions) is None:
         raise ConfigError(
             "engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU"
@@ -353,12 +377,6 @@ def _path(experiment: Experiment) -> gradients.Path:
     if experiment.engine.gradients == "auto":
         raise LocalProtocolError("engine.gradients was not resolved")
     return experiment.engine.gradients
-
-
-def _check_loss(loss: Loss, network: Network, vector: Tensor, examples: Examples) -> None:
-    inputs, targets = examples.gather(torch.arange(min(2, len(examples))))
-    with torch.no_grad():
-        losses.check(loss, network.apply(vector, inputs), targets)
 
 
 def _device(experiment: Experiment) -> torch.device:

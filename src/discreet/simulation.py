@@ -285,8 +285,8 @@ def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, para
 def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64]:
     """The clients of a round, in rising order; its cost grows with their number and not with `clients`."""
     stream = preparation.randomness(experiment).stream(round, SERVER, "sampling")
-    if clients == 1:
-        count = 1
+    if experiment.scheme.pooled:
+        count = clients
     elif experiment.sampling == "poisson":
         # a binomial number of clients, drawn without repetition, is each client on its own with that probability
         count = int(stream.binomial(clients, experiment.fraction))
@@ -317,9 +317,11 @@ class Tally:
         """Count what some clients brought."""
         accepted, sizes = given.accepted.cpu().numpy(), cohort.sizes
         losses = given.losses.cpu().double().numpy()
-        self.accepted |= set(cohort.ids[accepted].tolist())
         self.empty |= set(cohort.ids[sizes == 0].tolist())
         self.dropped |= set(cohort.ids[~accepted & (sizes > 0)].tolist())
+        # who is dropped in one phase of a round is no participant of it
+        self.accepted |= set(cohort.ids[accepted].tolist())
+        self.accepted -= self.dropped
         self.losses += losses[np.isfinite(losses) & accepted].tolist()
         self.uplink += uplink
 
@@ -357,7 +359,7 @@ def _answer(
     phase, scheme = ask.phase, federation.scheme
     if phase.length:  # a phase in which nothing is sent needs nothing sent back
         tally.downlink += len(ids) * _tensor_bytes(ask.payload)
-    if isinstance(scheme, Fused):
+    if isinstance(scheme, Fused) and len(ids):
         cohort = federation.cohort(ids, ask.round, kept)
         total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort)
         tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
@@ -396,8 +398,10 @@ def _contribute(
 
 
 def _keep(kept: dict[int, Tensor], cohort: Cohort, given: Contribution) -> None:
+    """Store what the clients keep; one with no examples has taken no part and keeps nothing."""
     if given.kept is not None:
-        kept |= dict(zip(cohort.ids.tolist(), given.kept.unbind(), strict=True))
+        pairs = zip(cohort.ids.tolist(), given.kept.unbind(), strict=True)
+        kept |= {client: own for size, (client, own) in zip(cohort.sizes, pairs, strict=True) if size}
 
 
 def _tensor_bytes(payload: Any) -> int:

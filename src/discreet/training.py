@@ -47,7 +47,7 @@ OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
 }
 """The elementwise optimizers of torch: stacked parameters are then stepped as each lane alone would be."""
 
-HYPERPARAMETERS = ConfigDict(extra="forbid")
+HYPERPARAMETERS = ConfigDict(extra="forbid", strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +178,7 @@ def draw_batches(
         keys[lane] = randomness.torch_seed(cohort.round, client, "dropout")
         a_pass = -(-len(rows) // batch)
         passes = -(-taken // a_pass)
-        # padding is an example of the client's own: another's could be NaN, which a weight of 0 does not silence
-        indices[lane] = rows[0]
-        order = np.full((passes, a_pass * batch), rows[0], dtype=np.int64)
+        order = np.zeros((passes, a_pass * batch), dtype=np.int64)
         order[:, : len(rows)] = stream.permuted(np.tile(rows, (passes, 1)), axis=1)
         # a short last batch is filled up with its own examples at weight 0: no batch statistic sees others' data
         last = (a_pass - 1) * batch
@@ -189,6 +187,8 @@ def draw_batches(
         real = np.arange(a_pass * batch) < len(rows)
         counts = real.reshape(a_pass, batch).sum(1, keepdims=True)
         share = (real.reshape(a_pass, batch) / counts).astype(np.float32)
+        # nor do steps after the client's last: an example that is NaN shows through a weight of 0
+        indices[lane] = rows[0]
         indices[lane, :taken] = order.reshape(-1, batch)[:taken]
         weights[lane, :taken] = np.tile(share, (passes, 1))[:taken]
         if augment is not None:
@@ -211,7 +211,8 @@ class Trained:
     Attributes:
         changes: shape (K, n): final minus starting parameters.
         losses: shape (K,): training loss, mean over the steps; NaN for a client with no examples.
-        accepted: shape (K,): False for a client with no examples or whose change is not finite.
+        accepted: shape (K,): False for a client with no examples, or whose change is not finite, alone or times its
+            number of examples.
     """
 
     changes: Tensor
@@ -282,7 +283,7 @@ def _train_stack(
                         _write_changes(network, changes, stack, begin, slice(lane, lane + 1))
         if uniform:
             _write_changes(network, changes, stack, begin, slice(0, lanes))
-    return _trained(changes, losses / taken, taken, len(cohort))
+    return _trained(changes, losses / taken, taken, cohort)
 
 
 def mean_gradients(
@@ -341,7 +342,7 @@ def _gradient_stack(
             for slot, value in zip(network.layout, gradients, strict=True):
                 sums[:, slot.offset : slot.offset + slot.size] += value.flatten(1)
     taken = torch.tensor(batches.steps, device=learner.device)
-    return _trained(sums, torch.where(taken > 0, losses, torch.nan), taken, len(cohort))
+    return _trained(sums, torch.where(taken > 0, losses, torch.nan), taken, cohort)
 
 
 def _padded(start: Tensor, lanes: int) -> Tensor:
@@ -375,11 +376,12 @@ def _write_changes(
         torch.sub(parameter[lanes].flatten(1), begin[lanes, place], out=changes[lanes, place])
 
 
-def _trained(changes: Tensor, losses: Tensor, taken: Tensor, count: int) -> Trained:
+def _trained(changes: Tensor, losses: Tensor, taken: Tensor, cohort: Cohort) -> Trained:
+    count, sizes = len(cohort), torch.from_numpy(cohort.sizes).to(changes)
     # the extremes tell as much as isfinite().all(1), which takes twenty times as long
-    finite = changes.amax(1).isfinite() & changes.amin(1).isfinite()
-    accepted = (taken > 0) & finite
-    return Trained(changes[:count], losses[:count], accepted[:count])
+    largest = torch.maximum(changes.amax(1), -changes.amin(1))[:count]
+    accepted = (taken[:count] > 0) & (largest * sizes).isfinite()
+    return Trained(changes[:count], losses[:count], accepted)
 
 
 def _joined(found: Sequence[Trained]) -> Trained:
