@@ -1,4 +1,5 @@
 import gzip
+import importlib
 import json
 import os
 import pty
@@ -18,8 +19,8 @@ import pytest
 import torch
 
 import discreet
-from command_server import Command
-from discreet import config
+from command_server import Command, Ended
+from discreet import cli, config
 
 FAST = ("--set", "rounds=2", "--set", "scheme.steps=2")
 FILES = {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "state.json", "result.json"}
@@ -79,6 +80,26 @@ def command(tmp_path_factory):
     server = Command(tmp_path_factory.mktemp("command"))
     yield server
     server.close()
+
+
+@pytest.fixture
+def inside(monkeypatch, capsys):
+    """Runs a command in this process: much faster, where neither signals nor descriptors are at stake."""
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+
+    def run(*arguments, cwd):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["discreet", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    yield run
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
+    sys.modules.pop("mine", None)
 
 
 @pytest.fixture
@@ -235,25 +256,25 @@ def test_the_installed_command(tmp_path):
         assert f"\n  {name} " in ended.stdout
 
 
-def test_help_version_presets_and_data(command, files):
-    assert command.run("--version", cwd=files).out.startswith(f"discreet {version('discreet')} ")
-    ended = command.run("run", "-h", cwd=files)
+def test_help_version_presets_and_data(inside, files):
+    assert inside("--version", cwd=files).out.startswith(f"discreet {version('discreet')} ")
+    ended = inside("run", "-h", cwd=files)
     for option in ("--set", "--out", "--resume", "--device", "--data-dir", "--quiet", "--json"):
         assert option in ended.out
-    ended = command.run("presets", cwd=files)
+    ended = inside("presets", cwd=files)
     assert (ended.code, ended.err) == (0, "")
     assert {line.split()[0] for line in ended.out.splitlines()[1:]} == set(config.presets())
-    ended = command.run("data", "--data-dir", "whole", cwd=files)
+    ended = inside("data", "--data-dir", "whole", cwd=files)
     assert (ended.code, ended.err) == (0, "")
     rows = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines()}
     assert rows["mnist"] == ["40", "10", "whole/mnist"]
     assert rows["digits"][:2] == ["1,437", "360"]
 
 
-def test_usage_is_told_in_one_line(command, tmp_path):
-    assert "FILE.toml|PRESET" in refused(command.run("run", cwd=tmp_path))
-    assert "'rn'" in refused(command.run("rn", cwd=tmp_path))
-    assert "--sett" in refused(command.run("run", "digits-fedavg", "--sett", "rounds=2", cwd=tmp_path))
+def test_usage_is_told_in_one_line(inside, tmp_path):
+    assert "FILE.toml|PRESET" in refused(inside("run", cwd=tmp_path))
+    assert "'rn'" in refused(inside("rn", cwd=tmp_path))
+    assert "--sett" in refused(inside("run", "digits-fedavg", "--sett", "rounds=2", cwd=tmp_path))
 
 
 # --- a user's own data, model and loss
@@ -328,10 +349,10 @@ BY_SET = {
 }
 
 
-def test_mistakes_in_what_is_set(command, files):
+def test_mistakes_in_what_is_set(inside, files):
     before = {path.name for path in files.iterdir()}
     for setting, said in BY_SET.items():
-        ended = command.run("run", "digits-fedavg", *FAST, "--set", setting, cwd=files)
+        ended = inside("run", "digits-fedavg", *FAST, "--set", setting, cwd=files)
         line = refused(command_output_of_user_aside(ended))
         assert said in line, setting
     assert {path.name for path in files.iterdir()} - {"__pycache__"} == before
@@ -365,11 +386,12 @@ BY_ARGUMENT = {
 }
 
 
-def test_mistakes_in_files_and_folders(command, files):
+def test_mistakes_in_files_and_folders(inside, files, monkeypatch):
     before = {path.name for path in files.iterdir()}
-    nothing = str(files / "nothing-here")
+    for place in ("DISCREET_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(place, str(files / "nothing-here"))
     for arguments, said in BY_ARGUMENT.items():
-        ended = command.run("run", *arguments, cwd=files, DISCREET_DATA=nothing, XDG_CACHE_HOME=nothing)
+        ended = inside("run", *arguments, cwd=files)
         line = refused(ended)
         for part in said:
             assert part in line, arguments
@@ -377,41 +399,46 @@ def test_mistakes_in_files_and_folders(command, files):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_where_there_is_none(command, tmp_path):
-    line = refused(command.run("run", "digits-fedavg", "--device", "cuda", cwd=tmp_path))
+def test_cuda_where_there_is_none(inside, tmp_path):
+    line = refused(inside("run", "digits-fedavg", "--device", "cuda", cwd=tmp_path))
     assert "engine.device = 'cuda'" in line and "cpu" in line
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_another_experiment_is_left_as_it_is(command, tmp_path):
+def test_a_folder_of_another_experiment_is_left_as_it_is(inside, tmp_path):
     base = ("run", "digits-fedavg", *FAST, "--out", "run")
-    assert command.run(*base, "--quiet", cwd=tmp_path).code == 0
+    assert inside(*base, "--quiet", cwd=tmp_path).code == 0
     before = scores(tmp_path / "run")
-    line = refused(command.run(*base, "--set", "seed=2", "--set", "data.clients=5", "--resume", cwd=tmp_path))
+    line = refused(inside(*base, "--set", "seed=2", "--set", "data.clients=5", "--resume", cwd=tmp_path))
     assert line == (
         "run: belongs to another experiment: data.clients is 20 there and 5 here; give another --out"
     )
-    assert "lowered to 1" in refused(command.run(*base, "--set", "rounds=1", "--resume", cwd=tmp_path))
-    assert "not empty" in refused(command.run(*base, cwd=tmp_path))
+    assert "lowered to 1" in refused(inside(*base, "--set", "rounds=1", "--resume", cwd=tmp_path))
+    assert "not empty" in refused(inside(*base, cwd=tmp_path))
     assert scores(tmp_path / "run") == before
     run = tmp_path / "run"
     checkpoint = (run / "checkpoint.safetensors").read_bytes()
     for damage in (b"", checkpoint[:-8], checkpoint[:200], b"\xff" * 100):
         (run / "checkpoint.safetensors").write_bytes(damage)
-        line = refused(command.run(*base, "--resume", cwd=tmp_path))
+        line = refused(inside(*base, "--resume", cwd=tmp_path))
         assert line.startswith("run/checkpoint.safetensors: is damaged (") and "--out" in line
     (run / "checkpoint.safetensors").write_bytes(checkpoint)
     (run / "config.toml").write_text("rounds = ")
-    assert "run/config.toml: is damaged" in refused(command.run(*base, "--resume", cwd=tmp_path))
+    assert "run/config.toml: is damaged" in refused(inside(*base, "--resume", cwd=tmp_path))
 
 
-def test_a_diverging_run_is_told_with_its_round_and_cause(command, tmp_path):
-    base = ("run", "digits-fedavg", "--set", "rounds=9", *FAST[2:], "--set", "scheme.server_learning_rate=1e10", "--out", "run")
-    line = refused(command.run(*base, cwd=tmp_path))
-    assert "diverged in round " in line and "scheme.learning_rate (now 1000000.0)" in line
-    assert "result.json" not in {path.name for path in (tmp_path / "run").iterdir()}
-    assert refused(command.run(*base, "--resume", cwd=tmp_path)) == line
-    assert command.run("report", "run", cwd=tmp_path).code == 0
+def test_a_diverging_run_is_told_with_its_round_and_cause(inside, tmp_path):
+    huge = ("--set", "rounds=9", "--set", "scheme.server_learning_rate=1e10")
+    base = ("run", "digits-fedavg", *FAST, *huge, "--out", "run")
+    line = refused(inside(*base, cwd=tmp_path))
+    number = int(line.split("diverged in round ")[1].split(":")[0])
+    assert number > 1 and "scheme.server_learning_rate (now 10000000000.0)" in line
+    run = tmp_path / "run"
+    assert {file.name for file in run.iterdir()} == FILES - {"result.json"}
+    assert (run / "metrics.jsonl").read_text().count("\n") == number - 1
+    assert json.loads((run / "state.json").read_text())["round"] == number - 1
+    assert refused(inside(*base, "--resume", cwd=tmp_path)) == line
+    assert inside("report", "run", cwd=tmp_path).code == 0
 
 
 def test_two_processes_in_one_folder(command, tmp_path):
@@ -463,17 +490,17 @@ def uninterrupted(command, tmp_path_factory):
 
 
 def test_kill_and_resume_at_random_moments(command, tmp_path, uninterrupted):
-    moments, killed = random.Random(20), 0
-    while True:
-        running = command.start(*SLOW, "--quiet", "--out", "run", "--resume", cwd=tmp_path)
-        time.sleep(moments.uniform(0.1, 1.2))
+    moments, base = random.Random(20), (*SLOW, "--quiet", "--out", "run", "--resume")
+    codes = []
+    for _ in range(4):
+        running = command.start(*base, cwd=tmp_path)
+        time.sleep(moments.uniform(0.2, 1))
         running.signal(signal.SIGKILL)
         ended = running.end()
-        if ended.code == 0:
-            break
-        assert (ended.code, ended.err) == (-9, "")
-        killed += 1
-    assert killed >= 3  # or the run is too fast to say anything
+        assert ended.err == ""
+        codes.append(ended.code)
+    assert codes[:3] == [-9] * 3  # or the run is too fast to say anything
+    assert command.run(*base, cwd=tmp_path).code == 0
     assert scores(tmp_path / "run") == uninterrupted
     assert {file.name for file in (tmp_path / "run").iterdir()} == FILES
 
@@ -495,18 +522,14 @@ def test_interrupt_leaves_a_folder_to_resume(command, tmp_path, uninterrupted, n
 
 
 def test_interrupt_at_random_moments(command, tmp_path, uninterrupted):
-    moments, interrupted = random.Random(21), 0
-    while True:
-        running = command.start(*SLOW, "--quiet", "--out", "run", "--resume", cwd=tmp_path)
-        time.sleep(moments.uniform(0.0, 1.0))
+    moments, base = random.Random(21), (*SLOW, "--quiet", "--out", "run", "--resume")
+    for _ in range(5):
+        running = command.start(*base, cwd=tmp_path)
+        time.sleep(moments.uniform(0, 0.8))
         running.signal(signal.SIGINT)
         ended = running.end()
-        if ended.code == 0:
-            break
-        # before Python has come to the command's own first line, it ends by the signal itself
-        assert ended.code in (130, -2), ended
-        interrupted += 1
-    assert interrupted >= 3
+        assert ended.code in (0, 130) and "Traceback" not in ended.err, ended
+    assert command.run(*base, cwd=tmp_path).code == 0
     assert scores(tmp_path / "run") == uninterrupted
 
 
@@ -529,7 +552,7 @@ def test_a_second_interrupt_does_not_wait(command, files):
     (files / "sleepy.py").write_text(
         "import time\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(64, 10)\n\n"
-        "    def forward(self, inputs):\n        time.sleep(1)\n        return self.layer(inputs.flatten(1))\n"
+        "    def forward(self, inputs):\n        time.sleep(0.15)\n        return self.layer(inputs.flatten(1))\n"
     )
     sets = ("--set", "model={name='sleepy:Net'}", "--set", "engine.workers=2", "--set", "scheme.steps=50")
     running = command.start("run", "digits-fedavg", *sets, "--out", "run", cwd=files)
@@ -544,7 +567,7 @@ def test_a_second_interrupt_does_not_wait(command, files):
     running.signal(signal.SIGINT)
     ended = running.end()
     assert ended.code == 130 and "interrupted" in ended.err
-    assert time.monotonic() - started < 5  # its workers have a minute to go
+    assert time.monotonic() - started < 4  # its workers have 7 seconds to go
 
 
 def test_the_python_program_and_the_command_agree(command, tmp_path):

@@ -72,7 +72,7 @@ def test_a_users_loss_is_found(losses_module):
     ],
 )
 def test_a_loss_that_is_not_there_is_refused_in_one_line(losses_module, spec):
-    with pytest.raises(ModelError, match="model.loss = ") as caught:
+    with pytest.raises(ModelError, match=r"model\.loss = ") as caught:
         find(spec, classes=True)
     assert repr(spec) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_there_is_refused_in_one_line(losses_module, spec):
 def test_a_users_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken_losses.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelError, match="broken_losses.*division by zero"):
+    with pytest.raises(ModelError, match=r"broken_losses.*division by zero"):
         find("broken_losses:loss", classes=True)
 
 

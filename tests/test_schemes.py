@@ -1,6 +1,7 @@
 """The laws that every scheme obeys: a new row in `SCHEMES` is held to all of them."""
 
 import dataclasses
+import itertools
 import json
 import tomllib
 
@@ -144,7 +145,7 @@ def pieces(draw):
     order = draw(st.permutations(CLIENTS))
     cuts = draw(st.lists(st.integers(0, len(order)), max_size=4))
     edges = sorted({0, *cuts, len(order)})
-    return [order[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [order[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @every_federated

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from discreet import simulate
+from discreet.config import Data
 from discreet.data.partition import Partition
 from discreet.evaluation import Evaluation
 from discreet.schemes import SCHEMES, FedAvg, SignFed
@@ -161,6 +162,54 @@ def test_a_scheme_that_adds_up_by_itself_is_the_same_run(kind, fused, chosen, mo
         for scheme in (kind, fused)
     )
     assert_same_run(one, other)
+
+
+# ---- when it is evaluated, and when it stops
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
+def test_every_kth_round_and_the_last_are_evaluated(every, evaluated):
+    result = simulate(experiment("fedavg", rounds=5, eval_every=every), data=dataset(), partition=deal())
+    for key in ("accuracy", "loss", "evaluation_seconds"):
+        assert [line["round"] for line in result.metrics if key in line] == evaluated
+    assert np.flatnonzero(~np.isnan(result.accuracy)).tolist() == [round - 1 for round in evaluated]
+    assert result.final["round"] == 5
+    best = max(evaluated, key=lambda round: (result.accuracy[round - 1], -round))
+    assert result.best["round"] == best  # of equals, the first
+
+
+def patient():
+    """An experiment that stops after 3 evaluations without a better one on a fifth of the examples."""
+    chosen = dataclasses.replace(experiment("fedavg", rounds=60), data=Data(clients=6, holdout=0.2))
+    return dataclasses.replace(chosen, patience=3)
+
+
+def test_it_stops_when_patience_is_over_and_keeps_the_best():
+    result = simulate(patient(), data=dataset())
+    judged = result.series("holdout_accuracy")
+    assert len(judged) < 60 and not np.isnan(judged).any()
+    best = int(judged.argmax())
+    assert len(judged) == best + 1 + 3
+    # at every earlier round, a better one had come within 3
+    records = [at for at in range(best + 1) if at == 0 or judged[at] > judged[:at].max()]
+    assert max(np.diff(records), default=0) <= 3
+    assert result.best["round"] == best + 1
+    assert result.best["accuracy"] == result.accuracy[best]
+    shorter = dataclasses.replace(patient(), rounds=best + 1)
+    assert torch.equal(result.best_vector, simulate(shorter, data=dataset()).vector)
+
+
+def test_patience_survives_an_interruption(tmp_path):
+    whole = simulate(patient(), data=dataset())
+    cut_at = len(whole.metrics) - 1  # two evaluations without a better one are behind, the last is to come
+
+    def interrupt(metrics, rounds):
+        if metrics["round"] == cut_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(patient(), data=dataset(), out=tmp_path / "run", on_round=interrupt)
+    assert_same_run(whole, simulate(patient(), data=dataset(), out=tmp_path / "run", resume=True))
 
 
 # ---- who takes part

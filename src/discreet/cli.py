@@ -30,6 +30,7 @@ from rich.progress import (
 from discreet.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from discreet.data.dataset import Progress as DataProgress
     from discreet.simulation import OnRound
 
 app = typer.Typer(
@@ -149,8 +150,10 @@ def run(
     # what a user's own model prints is no part of the JSON
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
-        with to_stderr, _round_bar(hidden=quiet or not sys.stderr.isatty()) as on_round:
-            result = simulate(chosen, data_dir=data_dir, out=folder, resume=resume, on_round=on_round).result
+        with to_stderr, _round_bar(hidden=quiet or not sys.stderr.isatty()) as (on_data, on_round):
+            run = simulate(
+                chosen, data_dir=data_dir, out=folder, resume=resume, on_data=on_data, on_round=on_round
+            )
     except KeyboardInterrupt:
         again = ["discreet", "run", experiment, *(f"--set={setting}" for setting in settings or ())]
         again += [f"--device={device}"] if device else []
@@ -159,9 +162,9 @@ def run(
         _complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
         raise SystemExit(130) from None
     if as_json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(run.result, indent=1))
     elif not quiet:
-        _print_result(result, folder)
+        _print_result(run.result, folder)
 
 
 @app.command()
@@ -240,8 +243,8 @@ def _free_folder(experiment: str, resume: bool) -> Path:
 
 
 @contextmanager
-def _round_bar(*, hidden: bool) -> Iterator[OnRound]:
-    """A progress bar of rounds, with accuracy, time a round and time left."""
+def _round_bar(*, hidden: bool) -> Iterator[tuple[DataProgress, OnRound]]:
+    """A progress bar of the data that is read, then of rounds, with accuracy, time a round and time left."""
     columns = (
         TextColumn("round"),
         MofNCompleteColumn(),
@@ -252,6 +255,9 @@ def _round_bar(*, hidden: bool) -> Iterator[OnRound]:
     with Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True) as bar:
         task = bar.add_task("", total=None, figures="preparing")
         figures = ""
+
+        def reading(done: int, total: int, what: str) -> None:
+            bar.update(task, figures=f"reading {what}" + (f" {done / total:.0%}" if total else ""))
 
         def show(metrics: dict[str, Any], rounds: int) -> None:
             nonlocal figures
@@ -266,7 +272,7 @@ def _round_bar(*, hidden: bool) -> Iterator[OnRound]:
                 figures=f"{figures}  {metrics['seconds']:.2f} s a round",
             )
 
-        yield show
+        yield reading, show
 
 
 def _print_result(result: dict[str, Any], folder: Path) -> None:

@@ -54,6 +54,7 @@ class Data:
         test_fraction: share of the rows that is held for testing where the data has no test set of its own.
         standardise: scale the columns of a table to mean 0 and variance 1.
         image_size: side in pixels to which the user's own images are scaled; 0 for as they are.
+        min_faces: of ``lfw``: people with fewer images are left out.
         max_tokens, vocabulary: of a text: how many tokens are kept, and how many token numbers there are.
         partition: how examples are dealt to clients, a name in `discreet.data.partition.PARTITIONS`.
         clients: how many clients (N).
@@ -74,6 +75,7 @@ class Data:
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     standardise: bool = True
     image_size: int = Field(default=0, ge=0)
+    min_faces: int = Field(default=20, ge=2)
     max_tokens: int = Field(default=256, ge=1)
     vocabulary: int = Field(default=10_000, ge=2)
     partition: str = "iid"

@@ -12,11 +12,14 @@ The tree::
       ProtocolError
         LocalProtocolError               we broke the rules: a bug of ours
         RemoteProtocolError(peer, round, field)   a peer broke them: it is dropped, by name
+      RoundAborted(survivors, threshold)   too few clients are left to finish a secure sum; nothing is revealed
 
 Messages name the key, file or shape at fault and say what would be right.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class DiscreetError(Exception):
@@ -112,3 +115,18 @@ class RemoteProtocolError(ProtocolError):
     def __init__(self, peer: object, round: int, field: str) -> None:
         self.peer, self.round, self.field = peer, round, field
         super().__init__(f"{peer} broke the protocol in round {round}: {field}")
+
+
+class RoundAborted(DiscreetError):
+    """Too few clients are left to finish a secure sum; no vector and no sum is revealed.
+
+    Attributes:
+        survivors: the clients that are left, in ascending order.
+        threshold: how many it takes.
+        cause: whose survivors these are or what else went wrong; may be empty.
+    """
+
+    def __init__(self, survivors: Iterable[int], threshold: int, cause: str = "") -> None:
+        self.survivors, self.threshold, self.cause = tuple(survivors), threshold, cause
+        text = f"round aborted: {len(self.survivors)} clients left, {threshold} needed"
+        super().__init__(f"{text} ({cause})" if cause else text)

@@ -27,7 +27,7 @@ from discreet.cohort import Cohort, Examples
 from discreet.config import Experiment
 from discreet.data import partition as partitions
 from discreet.data import sources
-from discreet.data.dataset import Dataset
+from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
 from discreet.errors import ConfigError, DataError, LocalProtocolError
 from discreet.gradients import can_stack, choose_path, linear_layers
@@ -105,6 +105,7 @@ def prepare(
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
     data_dir: Path | None = None,
+    on_data: Progress = no_progress,
 ) -> Federation:
     """Load, deal out, build and check everything, before anything is trained.
 
@@ -115,6 +116,7 @@ def prepare(
         model: a module, or a factory, instead of the one that the experiment names.
         loss: instead of the one that the experiment names.
         data_dir: where data sets are looked for first.
+        on_data: called while data that takes long to read is read.
 
     Raises:
         UserError: something cannot be done.
@@ -122,7 +124,7 @@ def prepare(
     device = _device(experiment)
     streams = randomness(experiment)
     if data is None:
-        data = load_data(experiment, data_dir)
+        data = load_data(experiment, data_dir, on_data)
     else:
         check_dataset(data)
     holdout, own = _hold_out(experiment, data, streams)
@@ -271,7 +273,9 @@ def _fingerprint(train: Examples, partition: Partition) -> str:
     return digest.hexdigest()
 
 
-def load_data(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
+def load_data(
+    experiment: Experiment, data_dir: Path | None = None, on_data: Progress = no_progress
+) -> Dataset:
     """The data set that an experiment names."""
     chosen = experiment.data
     return sources.load(
@@ -284,8 +288,10 @@ def load_data(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
         test_fraction=chosen.test_fraction,
         standardise=chosen.standardise,
         image_size=chosen.image_size or None,
+        min_faces=chosen.min_faces,
         max_tokens=chosen.max_tokens,
         vocabulary=chosen.vocabulary,
+        on_progress=on_data,
     )
 
 

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from discreet import preparation
 from discreet.cohort import Cohort
 from discreet.config import Experiment
-from discreet.data.dataset import Dataset
+from discreet.data.dataset import Dataset, no_progress
+from discreet.data.dataset import Progress as DataProgress
 from discreet.data.partition import Partition
 from discreet.errors import Diverged, RunFolderError
 from discreet.evaluation import Evaluation, Map
@@ -87,6 +88,7 @@ def simulate(
     data_dir: Path | None = None,
     out: Path | str | None = None,
     resume: bool = False,
+    on_data: DataProgress = no_progress,
     on_round: OnRound | None = None,
 ) -> Run:
     """Run an experiment on this machine.
@@ -100,6 +102,7 @@ def simulate(
         data_dir: where data sets are looked for first.
         out: run folder to write while the run goes on; None for none (`Run.save` writes one later).
         resume: go on with the run folder `out`.
+        on_data: called while data that takes long to read is read.
         on_round: called after every round.
 
     Returns:
@@ -111,7 +114,7 @@ def simulate(
     """
     if out is not None:
         check_out(Path(out), resume=resume)
-    federation = preparation.prepare(experiment, data, partition, model, loss, data_dir)
+    federation = preparation.prepare(experiment, data, partition, model, loss, data_dir, on_data)
     experiment = federation.experiment
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
     with opened as folder, _workers(experiment) as parallel:

@@ -1,0 +1,1 @@
+"""Noise that hides a participant, and the account of what it hides."""

@@ -1,0 +1,63 @@
+"""A sum of vectors over Z_2^b of which the server sees only masked terms, and which survives dropouts.
+
+| stage | a client sends | the server answers |
+|---|---|---|
+| advertise | two public keys | the keys of its neighbours |
+| share | shares of its mask key and its self-mask seed, sealed for each neighbour | what was sealed for it |
+| mask | its vector + self-mask + sum of pairwise masks, each added by one of the pair and subtracted by the other | who is left |
+| unmask | shares of the seeds of survivors and of the mask keys of dropouts | - |
+
+The pairwise masks of survivors cancel in the sum; the server recovers and takes away the survivors' self-masks and
+the masks that survivors have in common with dropouts. Two masks, because an input that comes late, when its sender
+has been taken for a dropout and its mask key recovered, must still be hidden.
+
+**Guarantees**, under the usual assumptions on X25519, HKDF, ChaCha20-Poly1305 and AES-256:
+
+* A server that follows the protocol but is curious, together with up to threshold - 1 of the holders of any other
+  client's secrets, learns the sum of the survivors' vectors and nothing else about those of honest clients. With a
+  graph that is not complete this holds except with the probability in `graph.Failures.security`.
+* If fewer holders than the threshold are left for a secret that is needed, the round aborts on the server, and
+  clients refuse to unmask; what the server then has is consistent with every vector of every client.
+* The sum is exact for every pattern of dropouts that leaves at least `threshold` holders of every client's secrets.
+
+**Not promised.** A server that lies about who dropped out: see `MaskingTerms.threshold` for when that is harmless.
+Without a roster of identities, a server that hands out keys of its own. A client that shares or answers with wrong
+numbers can make the round abort, and one that sends a wrong vector changes the sum; wrong shares of a seed are
+noticed only if more than `threshold` holders answer. Links between client and server are taken to be authenticated.
+
+Masks are expanded a whole machine word for an element and then cut to b bits, which leaves them uniform over Z_2^b:
+at b = 17 as much key stream is made as at b = 32. What is sent is packed to b bits in any case.
+
+Sources: Acs and Castelluccia, "I have a DREAM!", IH 2011 (pairwise masks); Bonawitz et al., "Practical secure
+aggregation for privacy-preserving machine learning", CCS 2017 (dropouts, double masking); Bell et al., "Secure
+single-server aggregation with (poly)logarithmic overhead", CCS 2020 (few neighbours).
+"""
+
+from discreet.secure.masking.client import MaskingClient
+from discreet.secure.masking.driver import masked_sum
+from discreet.secure.masking.graph import (
+    Failures,
+    GraphPlan,
+    dropouts_at_most,
+    failures,
+    plan_graph,
+)
+from discreet.secure.masking.server import MaskedTotal, MaskingServer
+from discreet.secure.masking.state import Progress
+from discreet.secure.masking.terms import STAGES, MaskingTerms, Stage
+
+__all__ = [
+    "STAGES",
+    "Failures",
+    "GraphPlan",
+    "MaskedTotal",
+    "MaskingClient",
+    "MaskingServer",
+    "MaskingTerms",
+    "Progress",
+    "Stage",
+    "dropouts_at_most",
+    "failures",
+    "masked_sum",
+    "plan_graph",
+]
