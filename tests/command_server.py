@@ -1,7 +1,8 @@
 """The command line, many times, without importing torch each time.
 
 `Command` starts this file as a server, which imports the program once and forks for every command. What it forks is
-a process like any other: it has its own folder, environment and signals, and ends as Python ends.
+a process like any other: it has its own folder, environment and signals. What was started with `start` ends as Python
+ends; `run` leaves out the second that Python takes to clean up.
 """
 
 import gc
@@ -65,14 +66,16 @@ class Command:
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
 
-    def start(self, *arguments: str, cwd: Path, stderr: Path | None = None, **environment: str) -> Running:
+    def start(
+        self, *arguments: str, cwd: Path, stderr: Path | None = None, clean: bool = True, **environment: str
+    ) -> Running:
         self.count += 1
         out, err = self.folder / f"{self.count}.out", stderr or self.folder / f"{self.count}.err"
         request = {"arguments": arguments, "cwd": str(cwd), "out": str(out), "err": str(err)}
-        return Running(self, self.ask(**request, environment=environment)["pid"], out, err)
+        return Running(self, self.ask(**request, clean=clean, environment=environment)["pid"], out, err)
 
     def run(self, *arguments: str, cwd: Path, **environment: str) -> Ended:
-        return self.start(*arguments, cwd=cwd, **environment).end()
+        return self.start(*arguments, cwd=cwd, clean=False, **environment).end()
 
     def close(self) -> None:
         assert self.process.stdin and self.process.stdout
@@ -96,8 +99,14 @@ def serve() -> None:
             answer = {"pid": pid}
         else:
             become(request)
-            cli.main()
-            return
+            try:
+                cli.main()
+            except SystemExit as end:
+                if request["clean"]:
+                    raise
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(int(end.code or 0))
         print(json.dumps(answer), flush=True)
 
 

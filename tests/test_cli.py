@@ -523,7 +523,7 @@ def test_interrupt_leaves_a_folder_to_resume(command, tmp_path, uninterrupted, n
 
 def test_interrupt_at_random_moments(command, tmp_path, uninterrupted):
     moments, base = random.Random(21), (*SLOW, "--quiet", "--out", "run", "--resume")
-    for _ in range(5):
+    for _ in range(4):
         running = command.start(*base, cwd=tmp_path)
         time.sleep(moments.uniform(0, 0.8))
         running.signal(signal.SIGINT)

@@ -180,7 +180,14 @@ def test_impossible_settings_are_refused(arguments, key):
 
 
 @pytest.mark.parametrize(
-    "limit, error, key", [(0.0, 0.1, "limit"), (1.0, 0.0, "error"), (np.inf, 0.1, "limit"), (1.0, 5e-324, "error"), (1e308, 1e-300, "parties")]
+    "limit, error, key",
+    [
+        (0.0, 0.1, "limit"),
+        (1.0, 0.0, "error"),
+        (np.inf, 0.1, "limit"),
+        (1.0, 5e-324, "error"),
+        (1e308, 1e-300, "parties"),
+    ],
 )
 def test_impossible_ranges_are_refused(limit, error, key):
     with pytest.raises(ConfigError, match=key):

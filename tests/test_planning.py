@@ -99,7 +99,7 @@ def test_cohorts_of_constant_size_are_about_replacing_a_client():
 
 
 def test_the_best_accountant_needs_less_noise():
-    given = known(rounds=20)
+    given = known(rounds=3, clients=100, fraction=1.0)
     found = plan(**given, mechanism="gaussian", accountant="best")
     assert found.accountant == "pld"
     assert found.epsilon == found.epsilon_pld <= 1.0 < found.epsilon_rdp

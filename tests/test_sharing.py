@@ -36,9 +36,7 @@ def by_hand(ring, secret, context, length):
     counters = b"".join(index.to_bytes(16, "big") for index in range(blocks))
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     stream = encryptor.update(counters) + encryptor.finalize()
-    return [
-        int.from_bytes(stream[size * i : size * (i + 1)], "little") % ring.modulus for i in range(length)
-    ]
+    return [int.from_bytes(stream[size * i : size * (i + 1)], "little") % ring.modulus for i in range(length)]
 
 
 @pytest.mark.parametrize("bits", [1, 8, 15, 32, 33, 64])
@@ -111,7 +109,9 @@ def test_local_sums_add_up_to_the_sum_of_the_secrets(bits, senders, parties, len
         split(ring, secret, parties, Seeded(3), round=1, client=sender, context=bytes([sender]))
         for sender, secret in enumerate(secrets)
     ]
-    held = [[shares[(party + sender) % parties] for sender, shares in enumerate(sent)] for party in range(parties)]
+    held = [
+        [shares[(party + sender) % parties] for sender, shares in enumerate(sent)] for party in range(parties)
+    ]
     sums = [add(ring, mine, length) for mine in held]
     assert reconstruct(ring, sums).tolist() == [
         sum(column) % ring.modulus for column in zip(*(secret.tolist() for secret in secrets), strict=True)

@@ -279,7 +279,7 @@ def _between(low: _Look, high: _Look, epsilon: float, tolerance: float) -> float
     if not math.isfinite(low.epsilon) or high.epsilon <= 0:
         return math.sqrt(low.at * high.at)
     part = math.log(low.epsilon / epsilon) / math.log(low.epsilon / high.epsilon)
-    guess = low.at * (high.at / low.at) ** part * (1 + tolerance / 4)
+    guess = low.at * math.exp(part * math.log(high.at / low.at)) * (1 + tolerance / 4)
     return min(max(guess, low.at * (1 + tolerance / 2)), high.at / (1 + tolerance / 2))
 
 

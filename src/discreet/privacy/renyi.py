@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 Curve = NDArray[np.float64]
 
-_WHOLE = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024, 2048)
+_WHOLE = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 _BETWEEN = (*(whole + part / 5 for whole in range(2, 6) for part in range(1, 5)), 6.5, 7.5, 8.5, 9.5)
 
 ORDERS: tuple[float, ...] = tuple(sorted((*map(float, _WHOLE), *_BETWEEN)))
@@ -25,7 +26,7 @@ does not converge (and says so in many warnings), and such orders decide only ab
 
 _ORDERS = np.array(ORDERS)
 # for curves whose cost grows with the square of the order
-_FEWER = np.array([*range(2, 33), *range(34, 65, 2), 80, 96, 128, 256, 512, 1024, 2048], dtype=np.float64)
+_FEWER = np.array([*range(2, 33), *range(34, 65, 2), 80, 96, 128, 256, 512, 1024], dtype=np.float64)
 _IS_WHOLE = np.array([order.is_integer() for order in ORDERS])
 
 
@@ -38,6 +39,7 @@ def gaussian(noise_multiplier: float) -> Curve:
     return _ORDERS / (2 * noise_multiplier**2)
 
 
+@lru_cache(maxsize=64)  # a run asks for the same curve after every round
 def poisson_gaussian(probability: float, noise_multiplier: float) -> Curve:
     """Curve of a Gaussian release in front of which each client is drawn with a probability.
 
@@ -58,9 +60,11 @@ def poisson_gaussian(probability: float, noise_multiplier: float) -> Curve:
     if _series_converges(probability, noise_multiplier):
         # both are upper bounds: near a probability of 1/2 the series, summed without its signs, is the looser
         curve[~_IS_WHOLE] = np.minimum(curve[~_IS_WHOLE], at(_ORDERS[~_IS_WHOLE]))
+    curve.setflags(write=False)
     return curve
 
 
+@lru_cache(maxsize=64)
 def fixed_size_gaussian(cohort: int, population: int, noise_multiplier: float) -> Curve:
     """Curve of a Gaussian release in front of which a cohort of constant size is drawn.
 
@@ -74,7 +78,9 @@ def fixed_size_gaussian(cohort: int, population: int, noise_multiplier: float) -
     import dp_accounting as dp
 
     event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(noise_multiplier))
-    return _interpolated(_curve_of(event, dp.NeighboringRelation.REPLACE_ONE, _FEWER), _FEWER)
+    curve = _interpolated(_curve_of(event, dp.NeighboringRelation.REPLACE_ONE, _FEWER), _FEWER)
+    curve.setflags(write=False)
+    return curve
 
 
 def epsilon_of(curve: Curve, delta: float) -> float:

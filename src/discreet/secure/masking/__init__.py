@@ -17,7 +17,8 @@ has been taken for a dropout and its mask key recovered, must still be hidden.
   client's secrets, learns the sum of the survivors' vectors and nothing else about those of honest clients. With a
   graph that is not complete this holds except with the probability in `graph.Failures.security`.
 * If fewer holders than the threshold are left for a secret that is needed, the round aborts on the server, and
-  clients refuse to unmask; what the server then has is consistent with every vector of every client.
+  clients refuse to unmask; the mask that hides the sum then rests on a secret of which fewer than `threshold` shares
+  are out, and every vector of every client is as likely as before.
 * The sum is exact for every pattern of dropouts that leaves at least `threshold` holders of every client's secrets.
 
 **Not promised.** A server that lies about who dropped out: see `MaskingTerms.threshold` for when that is harmless.

@@ -94,7 +94,7 @@ class Secrets:
         return PublicKeys(channel, mask, identity.sign(_signed(terms, client, channel, mask)))
 
     def coefficients(self, terms: MaskingTerms, client: int, purpose: bytes) -> list[int]:
-        """threshold - 1 elements of Shamir's field, the same at every call."""
+        """The threshold - 1 elements of Shamir's field that make a polynomial, the same at every call."""
         count = terms.threshold - 1
         seed = Seed(self.dealer, _info(b"polynomial " + purpose, terms, client))
         words = expand(Ring(64), seed, count * _LIMBS).astype("<u8").tobytes()

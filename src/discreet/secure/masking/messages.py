@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Self, TypeVar
 
 from discreet.errors import LocalProtocolError, RemoteProtocolError
@@ -265,8 +266,7 @@ class UnmaskRequest(Message):
         (count,) = _NUMBER.unpack_from(body)
         survivors, rest = _list_from_bytes("survivors", body[_NUMBER.size :], terms.degree + 1, _NUMBER.size)
         dropouts, _ = _list_from_bytes("dropouts", rest, terms.degree + 1, _NUMBER.size)
-        lists = (tuple(_NUMBER.unpack(peer)[0] for peer in peers) for peers in (survivors, dropouts))
-        return cls(client, *lists, survivor_count=count)
+        return cls(client, _numbers(survivors), _numbers(dropouts), count)
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,11 @@ def _numbered(entry: bytes, value: Callable[[bytes], _Value]) -> tuple[int, _Val
     return peer, value(entry[_NUMBER.size :])
 
 
+def _numbers(entries: Iterable[bytes]) -> tuple[int, ...]:
+    return tuple(_NUMBER.unpack(entry)[0] for entry in entries)
+
+
 def _check_ascending(name: str, peers: Iterable[int]) -> None:
     listed = list(peers)
-    if any(later <= earlier for earlier, later in zip(listed, listed[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(listed)):
         raise LocalProtocolError(f"{name}: expected clients in ascending order, each once")

@@ -225,8 +225,10 @@ class MaskingServer:
 
     def _take_answer(self, client: int, answer: UnmaskShares) -> None:
         survivors, dropouts = self._around(client)
-        self._check(client, [peer for peer, _ in answer.seeds] == survivors, "seeds: not of the survivors")
-        self._check(client, [peer for peer, _ in answer.keys] == dropouts, "keys: not of the dropouts")
+        self._check(
+            client, tuple(peer for peer, _ in answer.seeds) == survivors, "seeds: not of the survivors"
+        )
+        self._check(client, tuple(peer for peer, _ in answer.keys) == dropouts, "keys: not of the dropouts")
         self._seeds[client], self._mask_keys[client] = dict(answer.seeds), dict(answer.keys)
 
     def _close(self, stage: Stage) -> Mapping[int, Message]:
@@ -256,10 +258,7 @@ class MaskingServer:
                     raise RoundAborted(sorted(self._masked), self._terms.minimum_survivors)
                 self._require_holders([*self._masked, *self._half_masked()], listening)
                 count = len(self._masked)
-                return {
-                    client: UnmaskRequest(client, *(tuple(part) for part in self._around(client)), count)
-                    for client in listening
-                }
+                return {client: UnmaskRequest(client, *self._around(client), count) for client in listening}
             case Stage.UNMASK:
                 self._require_holders([*self._masked, *self._half_masked()], self._seeds.keys())
                 return {}
@@ -275,13 +274,13 @@ class MaskingServer:
     def _here(self, client: int, heard: Mapping[int, object]) -> list[int]:
         return [peer for peer in self._terms.neighbours[client] if peer in heard]
 
-    def _around(self, client: int) -> tuple[list[int], list[int]]:
+    def _around(self, client: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Survivors and dropouts among the holders of a client's secrets, itself among them."""
         holders = sorted(self._terms.holders(client) & self._sealed.keys())
-        survivors = [peer for peer in holders if peer in self._masked]
-        return survivors, [peer for peer in holders if peer not in self._masked]
+        survivors = tuple(peer for peer in holders if peer in self._masked)
+        return survivors, tuple(peer for peer in holders if peer not in self._masked)
 
-    def _half_masked(self) -> dict[int, list[int]]:
+    def _half_masked(self) -> dict[int, tuple[int, ...]]:
         """Dropouts whose pairwise masks are in the sum, with the survivors that put them there."""
         partners = {client: self._around(client)[0] for client in self._sealed if client not in self._masked}
         return {client: survivors for client, survivors in partners.items() if survivors}
