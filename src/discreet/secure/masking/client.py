@@ -22,7 +22,7 @@ from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborte
 from discreet.randomness import Seeded, SystemRandom
 from discreet.secure.expansion import Seed, accumulate
 from discreet.secure.masking import keys, shamir
-from discreet.secure.masking.keys import PublicKeys, Roster
+from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -141,13 +141,19 @@ class MaskingClient:
                 for secret, purpose in ((secrets.seed, b"seed"), (secrets.mask, b"mask key"))
             )
             shares = {holder: HeldShares(*each) for holder, *each in zip(holders, *both, strict=True)}
+            own = KeyPair.of(self.client, secrets.channel)
             sealed = tuple(
-                (peer, self._channel(peer, its, outgoing=True).seal(shares[peer].seed, shares[peer].key))
+                (
+                    peer,
+                    keys.channel(terms, own, peer, its.channel, outgoing=True).seal(
+                        shares[peer].seed, shares[peer].key
+                    ),
+                )
                 for peer, its in peers
             )
             reply = SharedKeys(self.client, sealed).to_bytes(terms)
-            own = ((self.client, shares[self.client]),)
-            self._state = ClientState(self.client, Progress.SHARED, secrets, None, peers, own)
+            kept = ((self.client, shares[self.client]),)
+            self._state = ClientState(self.client, Progress.SHARED, secrets, None, peers, kept)
             return reply
 
     def mask(self, data: bytes, vector: Elements) -> bytes:
@@ -176,9 +182,11 @@ class MaskingClient:
                 {peer for peer, _ in sealed} <= peers.keys(), "sealed: from a client that sent no keys"
             )
             self._require_holders([self.client, *(peer for peer, _ in sealed)])
+            own = KeyPair.of(self.client, self._secrets().channel)
             for peer, each in sealed:
+                route = keys.channel(terms, own, peer, peers[peer].channel, outgoing=False)
                 try:
-                    held[peer] = HeldShares(*self._channel(peer, peers[peer], outgoing=False).open(each))
+                    held[peer] = HeldShares(*route.open(each))
                 except ValueError as error:
                     raise RemoteProtocolError(peer, terms.round, f"sealed: {error}") from None
             masked = vector.copy()
@@ -263,14 +271,11 @@ class MaskingClient:
                 self._check(signed, f"peers: client {peer}'s identity did not sign its keys")
             seen |= {its.channel, its.mask}
 
-    def _channel(self, peer: int, its: PublicKeys, *, outgoing: bool) -> keys.Channel:
-        private = self._secrets().channel
-        return keys.channel(self._terms, private, self.client, its.channel, peer, outgoing=outgoing)
-
     def _masks(self, partners: list[tuple[int, bytes]]) -> tuple[list[Seed], list[Seed]]:
         """The seeds whose vectors are added, and those whose are subtracted."""
         terms, secrets, me = self._terms, self._secrets(), self.client
-        shared = {peer: keys.mask_seed(terms, secrets.mask, me, public, peer) for peer, public in partners}
+        own = KeyPair.of(me, secrets.mask)
+        shared = {peer: keys.mask_seed(terms, own, peer, public) for peer, public in partners}
         plus = [keys.self_seed(terms, secrets.seed, me)]
         plus += [seed for peer, seed in shared.items() if me < peer]
         return plus, [seed for peer, seed in shared.items() if me > peer]

@@ -204,9 +204,12 @@ def dropouts_at_most(clients: int, rate: float, probability: float) -> int:
     """
     if not (0 <= rate <= 1 and 0 < probability < 1):
         raise ConfigError("rate", rate, "a rate from 0 to 1 and a probability between 0 and 1")
+    if rate in (0, 1):
+        return round(rate * clients)
     beyond, bound = 0.0, clients
     while bound > 0:
-        beyond += math.comb(clients, bound) * rate**bound * (1 - rate) ** (clients - bound)
+        ways = math.lgamma(clients + 1) - math.lgamma(bound + 1) - math.lgamma(clients - bound + 1)
+        beyond += math.exp(ways + bound * math.log(rate) + (clients - bound) * math.log1p(-rate))
         if beyond > probability:
             break
         bound -= 1

@@ -133,22 +133,53 @@ def usable(public: bytes) -> bool:
     return True
 
 
-def mask_seed(terms: MaskingTerms, private: bytes, client: int, public: bytes, peer: int) -> Seed:
+@dataclass(frozen=True)
+class KeyPair:
+    """A client's X25519 key pair.
+
+    Args:
+        client: whose it is.
+        private: 32 bytes.
+        public: 32 bytes.
+    """
+
+    client: int
+    private: bytes = field(repr=False)
+    public: bytes
+
+    @classmethod
+    def of(cls, client: int, private: bytes) -> KeyPair:
+        """The pair with this private key."""
+        return cls(client, private, public_key(private))
+
+    def agree(self, public: bytes, info: bytes) -> bytes:
+        """32 bytes that only this client and the owner of the public key know.
+
+        Raises:
+            ValueError: the public key is a point of low order.
+        """
+        ours, theirs = (
+            X25519PrivateKey.from_private_bytes(self.private),
+            X25519PublicKey.from_public_bytes(public),
+        )
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(ours.exchange(theirs))
+
+
+def mask_seed(terms: MaskingTerms, own: KeyPair, peer: int, public: bytes) -> Seed:
     """The seed of the mask that two clients have in common; the same from both sides.
 
     Args:
         terms: of the sum.
-        private: one client's mask key.
-        client: that client.
-        public: the other's mask key.
-        peer: the other.
+        own: one client's mask keys.
+        peer: the other client.
+        public: its mask key.
 
     Raises:
         ValueError: the public key is a point of low order.
     """
-    ends = sorted([(client, public_key(private)), (peer, public)])
-    info = _info(b"mask", terms, ends[0][0], ends[1][0]) + ends[0][1] + ends[1][1]
-    return Seed(_agree(private, public, info), b"pairwise mask")
+    (first, first_key), (second, second_key) = sorted([(own.client, own.public), (peer, public)])
+    info = _info(b"mask", terms, first, second) + first_key + second_key
+    return Seed(own.agree(public, info), b"pairwise mask")
 
 
 def self_seed(terms: MaskingTerms, seed: bytes, client: int) -> Seed:
@@ -190,26 +221,23 @@ class Channel:
         return seed_share, key_share
 
 
-def channel(
-    terms: MaskingTerms, private: bytes, client: int, public: bytes, peer: int, *, outgoing: bool
-) -> Channel:
+def channel(terms: MaskingTerms, own: KeyPair, peer: int, public: bytes, *, outgoing: bool) -> Channel:
     """The channel from a client to a peer, or back.
 
     Args:
         terms: of the sum.
-        private: the client's channel key.
-        client: the client.
-        public: the peer's channel key.
+        own: the client's channel keys.
         peer: the peer.
+        public: the peer's channel key.
         outgoing: whether the client is the sender.
 
     Raises:
         ValueError: the public key is a point of low order.
     """
-    ends = [(client, public_key(private)), (peer, public)]
+    ends = [(own.client, own.public), (peer, public)]
     (sender, sender_key), (receiver, receiver_key) = ends if outgoing else ends[::-1]
     info = _info(b"channel", terms, sender, receiver) + sender_key + receiver_key
-    return Channel(_agree(private, public, info))
+    return Channel(own.agree(public, info))
 
 
 def signed_by(terms: MaskingTerms, client: int, keys: PublicKeys, roster: Roster) -> bool:
@@ -222,11 +250,6 @@ def signed_by(terms: MaskingTerms, client: int, keys: PublicKeys, roster: Roster
     except InvalidSignature:
         return False
     return True
-
-
-def _agree(private: bytes, public: bytes, info: bytes) -> bytes:
-    secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 def _signed(terms: MaskingTerms, client: int, channel: bytes, mask: bytes) -> bytes:

@@ -21,7 +21,7 @@ import numpy as np
 from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborted
 from discreet.secure.expansion import Seed, accumulate
 from discreet.secure.masking import keys, shamir
-from discreet.secure.masking.keys import PublicKeys, Roster
+from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -137,7 +137,8 @@ class MaskingServer:
                 case Stage.UNMASK:
                     self._take_answer(client, self._read(UnmaskShares, client, data))
         except RemoteProtocolError as error:
-            self._dropped.setdefault(client, error.field)
+            if client in self._terms.points:
+                self._dropped.setdefault(client, error.field)
             raise
 
     def close_stage(self) -> dict[int, bytes]:
@@ -178,11 +179,11 @@ class MaskingServer:
             keys.self_seed(terms, self._recover(each, self._seeds), each) for each in sorted(self._masked)
         ]
         for dropout, partners in self._half_masked().items():
-            private = self._recover(dropout, self._mask_keys)
-            if keys.public_key(private) != self._keys[dropout].mask:
+            pair = KeyPair.of(dropout, self._recover(dropout, self._mask_keys))
+            if pair.public != self._keys[dropout].mask:
                 raise self._wrong_shares(dropout)
             for partner in partners:
-                seed = keys.mask_seed(terms, private, dropout, self._keys[partner].mask, partner)
+                seed = keys.mask_seed(terms, pair, partner, self._keys[partner].mask)
                 # the smaller of the two numbers added the mask, the other subtracted it
                 (minus if partner < dropout else plus).append(seed)
         values = self._sum.copy()
