@@ -44,7 +44,7 @@ class Running:
 
     def wait_for(self, path: Path, lines: int = 1) -> None:
         """Wait until a file has so many lines."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not path.exists() or path.read_bytes().count(b"\n") < lines:
             assert time.monotonic() < deadline, f"{path} did not come; {self.err.read_text()}"
             time.sleep(0.005)

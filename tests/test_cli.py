@@ -325,6 +325,7 @@ BY_SET = {
     "rounds=true": "rounds = True: expected a valid integer",
     "rounds='2'": "rounds = '2': expected a valid integer",
     "rounds=0": "rounds = 0: expected a number greater than or equal to 1",
+    "scheme.learning_rate=true": "scheme.learning_rate = True: expected a valid number",
     "scheme.steps=2.5": "scheme.steps = 2.5",
     "model=3": "model = 3: expected a section [model]",
     "rounds.x=3": "expected rounds to be a section",

@@ -145,7 +145,7 @@ def plan_graph(
 ) -> GraphPlan:
     """The sparsest graph, and a threshold, that keep both failure probabilities of a round below what is wanted.
 
-    Searches degrees by bisection, so that the next smaller one does not do. Of the thresholds that do, the largest
+    Searches degrees by doubling and bisection: the next smaller one does not do. Of the thresholds that do, the largest
     is taken: what correctness leaves over goes to security.
 
     Args:
@@ -177,7 +177,10 @@ def plan_graph(
     def threshold_for(degree: int) -> int | None:
         return _threshold(clients, degree, gone, bad, security, correctness)
 
-    low, high = 0, (clients - 1) // 2
+    # in halves of the degree; doubling first, since tails at large degrees take long
+    low, high, most = 0, 1, (clients - 1) // 2
+    while high < most and threshold_for(2 * high) is None:
+        low, high = high, min(most, 2 * high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if threshold_for(2 * middle) is not None else (middle, high)
