@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from discreet.config import Experiment, Privacy
 from discreet.evaluation import Evaluation
-from discreet.network import Network
+from discreet.network import Network, notes
 from discreet.preparation import Federation
 from discreet.privacy.accounting import Ledger, spent
 from discreet.runs import Checkpoint, open_run
@@ -171,6 +171,7 @@ def summarise(
         "secure": experiment.secure,
         "privacy": None if experiment.privacy is None else _privacy(experiment.privacy, ledger),
         "participants": federation.partition.clients,
+        "notes": list(notes(federation.task.learner.network)),
         "dropped_updates": sum(len(line["dropped"]) for line in history),
         "versions": versions(),
     }

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import lru_cache
 
 from discreet.privacy.noise import DiscreteGaussian
 from discreet.privacy.releases import Sampling
-from discreet.privacy.words import Words
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,17 @@ class Promise:
         """How many honest shares must together give the promised noise."""
         return self.needed(participants) - self.assumed_dishonest
 
-    def share(self, deviation: float, participants: int, length: int, words: Words) -> NDArray[np.int64]:
-        """One participant's noise, discrete Gaussian of variance ``deviation**2 / shares``, shape (length,).
+    def share(self, deviation: float, participants: int) -> DiscreteGaussian:
+        """The noise of one participant, of variance ``deviation**2 / shares``.
 
         Args:
             deviation: of the sum's noise, in steps of the integers.
             participants: of the round.
-            length: coordinates.
-            words: where the randomness comes from: the operating system in a deployment.
         """
-        return DiscreteGaussian(deviation / math.sqrt(self.shares(participants))).sample(words, length)
+        return _tabled(deviation / math.sqrt(self.shares(participants)))
+
+
+@lru_cache(maxsize=64)
+def _tabled(deviation: float) -> DiscreteGaussian:
+    """The distribution with its table, which takes longer to make than a round's noise to draw."""
+    return DiscreteGaussian(deviation)

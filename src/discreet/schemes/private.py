@@ -156,17 +156,9 @@ def _noisy(task: Task, integers: Tensor, norm: float, trained: Trained, cohort: 
     promise = _promise(task)
     usable = trained.accepted.cpu()
     participants = len(cohort) if cohort.participants is None else cohort.participants
-    noise = np.stack(
-        [
-            promise.share(
-                norm * promise.noise_multiplier,
-                participants,
-                integers.shape[1],
-                SeededWords(task.randomness, cohort.round, int(client)),
-            )
-            for client in cohort.ids
-        ]
-    )
+    share = promise.share(norm * promise.noise_multiplier, participants)
+    words = [SeededWords(task.randomness, cohort.round, int(client)) for client in cohort.ids]
+    noise = np.stack([share.sample(source, integers.shape[1]) for source in words])
     elements = torch.where(usable[:, None], integers, 0) + torch.from_numpy(noise)
     everyone = torch.ones_like(usable)
     return Contribution(elements, everyone, trained.losses, withheld=~usable)
