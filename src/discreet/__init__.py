@@ -10,27 +10,63 @@
     print(run.final)
 """
 
-from discreet.config import Data, Engine, Experiment, Model
-from discreet.data.dataset import Dataset
-from discreet.data.partition import Partition
-from discreet.data.sources import load
-from discreet.errors import (
-    ConfigError,
-    DataError,
-    DiscreetError,
-    Diverged,
-    ModelError,
-    RunFolderError,
-    UserError,
-)
-from discreet.results import Run
-from discreet.schemes import SCHEMES, Centralized, FedAvg, FedSGD, Local, SignFed
-from discreet.simulation import simulate
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from discreet.config import Data, Engine, Experiment, Model, Privacy
+    from discreet.data.dataset import Dataset
+    from discreet.data.partition import Partition
+    from discreet.data.sources import load
+    from discreet.errors import (
+        ConfigError,
+        DataError,
+        DiscreetError,
+        Diverged,
+        ModelError,
+        RunFolderError,
+        UserError,
+    )
+    from discreet.results import Run
+    from discreet.schemes import SCHEMES, Centralized, DPFedAvg, DPSignFed, FedAvg, FedSGD, Local, SignFed
+    from discreet.simulation import simulate
+
+_PLACES = {
+    "Data": "discreet.config",
+    "Engine": "discreet.config",
+    "Experiment": "discreet.config",
+    "Model": "discreet.config",
+    "Privacy": "discreet.config",
+    "Dataset": "discreet.data.dataset",
+    "Partition": "discreet.data.partition",
+    "load": "discreet.data.sources",
+    "ConfigError": "discreet.errors",
+    "DataError": "discreet.errors",
+    "DiscreetError": "discreet.errors",
+    "Diverged": "discreet.errors",
+    "ModelError": "discreet.errors",
+    "RunFolderError": "discreet.errors",
+    "UserError": "discreet.errors",
+    "Run": "discreet.results",
+    "SCHEMES": "discreet.schemes",
+    "Centralized": "discreet.schemes",
+    "DPFedAvg": "discreet.schemes",
+    "DPSignFed": "discreet.schemes",
+    "FedAvg": "discreet.schemes",
+    "FedSGD": "discreet.schemes",
+    "Local": "discreet.schemes",
+    "SignFed": "discreet.schemes",
+    "simulate": "discreet.simulation",
+}
 
 __all__ = [
     "SCHEMES",
     "Centralized",
     "ConfigError",
+    "DPFedAvg",
+    "DPSignFed",
     "Data",
     "DataError",
     "Dataset",
@@ -44,6 +80,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Partition",
+    "Privacy",
     "Run",
     "RunFolderError",
     "SignFed",
@@ -51,3 +88,14 @@ __all__ = [
     "load",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the command line then answers before torch is loaded."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'discreet' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

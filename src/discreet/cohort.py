@@ -66,6 +66,7 @@ class Cohort:
         capacity: the most examples that any participant of the federation holds (a public number).
         row, column: shape (K,), the place of each participant in a grid; without one, column is all 0.
         features: for each participant, which input features it holds; None where it holds all.
+        participants: how many take part in the round, all stacks and sites together; None for just these.
         kept: for each participant, the private state that it kept from earlier rounds, or None.
     """
 
@@ -78,6 +79,7 @@ class Cohort:
     column: NDArray[np.int64]
     kept: tuple[Tensor | None, ...]
     features: tuple[NDArray[np.integer[Any]], ...] | None = None
+    participants: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

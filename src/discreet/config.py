@@ -118,6 +118,32 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Privacy:
+    """The differential privacy of a run, for schemes that give it: a budget, or an amount of noise, or both.
+
+    Attributes:
+        epsilon: the budget. Without a noise multiplier the noise is chosen so that all rounds fit in it; with one, the
+            run stops before the round that would pass it.
+        delta: the chance left out of the promise, in (0, 1); below 1 / clients, to mean anything.
+        noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution.
+        accountant: ``rdp``, ``pld``, or ``best`` of both.
+        dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
+        assumed_dishonest: clients in a round who are taken to add no noise.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    noise_multiplier: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    accountant: Literal["rdp", "pld", "best"] = "rdp"
+    dropout_tolerance: float = Field(default=0.0, ge=0, lt=1)
+    assumed_dishonest: int = Field(default=0, ge=0)
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ConfigError("privacy.epsilon", None, "a budget, or privacy.noise_multiplier")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Engine:
     """How a run is computed; changes its speed and not what it computes.
 
@@ -155,7 +181,9 @@ class Experiment:
         seed: decides everything random in a simulation.
         eval_every: rounds between evaluations; the last round is always evaluated.
         patience: stop after so many evaluations without a better one on the held-out examples; 0 for never.
-        secure: how contributions are added up: ``none``, in the clear.
+        secure: how contributions are added up: ``none``, in the clear; ``masked``, so that the server learns the sum
+            and nothing else; ``auto`` is ``masked`` for differentially private schemes, which are nothing without.
+        privacy: for differentially private schemes, and only for them.
     """
 
     data: Data = Field(default_factory=Data)
@@ -167,7 +195,8 @@ class Experiment:
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     eval_every: int = Field(default=1, ge=1)
     patience: int = Field(default=0, ge=0)
-    secure: Literal["none"] = "none"
+    secure: Literal["auto", "none", "masked"] = "auto"
+    privacy: Privacy | None = None
     engine: Engine = Field(default_factory=Engine)
 
     def __post_init__(self) -> None:
@@ -176,6 +205,19 @@ class Experiment:
         if self.patience and not self.data.holdout:
             raise ConfigError(
                 "patience", self.patience, "0, or data.holdout above 0: it is judged on held-out data"
+            )
+        if self.scheme.private and self.privacy is None:
+            raise ConfigError(
+                "privacy.epsilon", None, f"a budget for {self.scheme_name}, or privacy.noise_multiplier"
+            )
+        if self.privacy is not None and not self.scheme.private:
+            private = ", ".join(name for name, kind in SCHEMES.items() if kind.private)
+            raise ConfigError(
+                "privacy", f"with {self.scheme_name}", f"none: it adds no noise; these do: {private}"
+            )
+        if self.secure == "masked" and not self.scheme.private:
+            raise ConfigError(
+                "secure", self.secure, f"none: {self.scheme_name} does not sum integers modulo 2^b"
             )
 
     @property
@@ -192,7 +234,7 @@ class NotToml(ConfigError):
         self.args = (f"{source} is not TOML: {fault}; expected lines such as key = 1, or [section]",)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"data": Data, "model": Model, "engine": Engine}
+SECTIONS: Mapping[str, type[Any]] = {"data": Data, "model": Model, "privacy": Privacy, "engine": Engine}
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from discreet import gradients, losses, models
 from discreet.augment import AUGMENTATIONS
+from discreet.budget import promised
 from discreet.cohort import Cohort, Examples
 from discreet.config import Experiment
 from discreet.data import partition as partitions
@@ -53,6 +54,7 @@ class Federation:
         train, test: examples; `holdout`: kept from all clients, or None.
         partition: who holds which of `train`.
         dataset_name: for the result.
+        releases: how many rounds the privacy budget allows; None for any number.
         fingerprint: tells other training data, or another partition of it, from this.
     """
 
@@ -64,6 +66,7 @@ class Federation:
     partition: Partition
     dataset_name: str
     fingerprint: str
+    releases: int | None = None
 
     @property
     def scheme(self) -> Any:
@@ -75,8 +78,10 @@ class Federation:
         """The most examples that any client holds."""
         return int(self.partition.sizes.max())
 
-    def cohort(self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor]) -> Cohort:
-        """The participants `ids`, as they stand in `round`."""
+    def cohort(
+        self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor], participants: int | None = None
+    ) -> Cohort:
+        """The participants `ids`, as they stand in `round`, in which `participants` take part."""
         parts = self.partition
         row, column = parts.row_of(ids), parts.column_of(ids)
         columns = parts.columns
@@ -90,6 +95,7 @@ class Federation:
             column=column,
             kept=tuple(kept.get(int(client)) for client in ids),
             features=None if columns is None else tuple(columns[int(owner)] for owner in column),
+            participants=participants,
         )
 
 
@@ -174,15 +180,17 @@ def prepare(
     learner = Learner(
         network.to(device), loss, _path(experiment), int(experiment.engine.lanes), device, augment
     )
+    experiment, task, releases = promised(experiment, Task(learner, streams), partition.clients)
     return Federation(
         experiment,
-        Task(learner, streams),
+        task,
         data.train.to(device),
         data.test.to(device),
         None if holdout is None else holdout.to(device),
         partition,
         data.name,
         _fingerprint(data.train, partition),
+        releases,
     )
 
 

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from discreet.config import Experiment
+from discreet.config import Experiment, Privacy
 from discreet.evaluation import Evaluation
-from discreet.network import Network
+from discreet.network import Network, notes
 from discreet.preparation import Federation
+from discreet.privacy.accounting import Ledger, spent
 from discreet.runs import Checkpoint, open_run
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Run:
 
 
 def summarise(
-    federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None
+    federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None, ledger: Ledger
 ) -> dict[str, Any]:
     """The contents of ``result.json``."""
     experiment, count = federation.experiment, federation.task.parameters
@@ -167,14 +168,21 @@ def summarise(
         "downlink_bytes": sum(line["downlink_bytes"] for line in history),
         "seconds_per_round": statistics.median(line["seconds"] for line in history),
         "peak_memory_bytes": peak_memory(),
-        "privacy": None,
+        "secure": experiment.secure,
+        "privacy": None if experiment.privacy is None else _privacy(experiment.privacy, ledger),
         "participants": federation.partition.clients,
+        "notes": list(notes(federation.task.learner.network)),
         "dropped_updates": sum(len(line["dropped"]) for line in history),
         "versions": versions(),
     }
     if "worst_loss" in last:
         result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
     return result
+
+
+def _privacy(asked: Privacy, ledger: Ledger) -> dict[str, Any]:
+    """What the rounds that ran have cost."""
+    return spent(ledger, asked.delta, asked.accountant).to_dict()
 
 
 def peak_memory() -> int:

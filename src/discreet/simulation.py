@@ -26,13 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from discreet import preparation
-from discreet.cohort import Cohort
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset, no_progress
 from discreet.data.dataset import Progress as DataProgress
@@ -41,12 +38,12 @@ from discreet.errors import Diverged, RunFolderError
 from discreet.evaluation import Evaluation, Map
 from discreet.losses import Loss
 from discreet.preparation import Federation
-from discreet.randomness import SERVER
+from discreet.privacy.releases import NOTHING, Ledger
 from discreet.results import Best, Run, summarise
-from discreet.rounds import Ask, play_round
+from discreet.rounds import play_round
 from discreet.runs import Checkpoint, RunFolder, check_out, open_run
-from discreet.schemes.base import Contribution, Fused, Total
-from discreet.secure.groups import accumulate, decode, encode, wire_bytes, zeros
+from discreet.sampling import sample
+from discreet.sums import Tally, answer
 
 Metrics = dict[str, Any]
 
@@ -69,6 +66,7 @@ class Progress:
         kept: what participants keep for themselves, by their numbers.
         best: the best round so far.
         waiting: evaluations since the best one.
+        ledger: what was released.
     """
 
     round: int
@@ -76,6 +74,7 @@ class Progress:
     kept: dict[int, Tensor]
     best: Best | None
     waiting: int = 0
+    ledger: Ledger = NOTHING
 
 
 def simulate(
@@ -119,7 +118,7 @@ def simulate(
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
     with opened as folder, _workers(experiment) as parallel:
         progress, history = _start(federation, folder)
-        while progress.round < experiment.rounds and not _patience_is_over(experiment, progress):
+        while not _is_over(federation, progress) and not _patience_is_over(experiment, progress):
             progress, metrics = _round(federation, progress, parallel)
             history.append(metrics)
             if folder:
@@ -127,7 +126,7 @@ def simulate(
                 folder.save(_checkpoint(federation, progress))
             if on_round:
                 on_round(metrics, experiment.rounds)
-        result = summarise(federation, history, progress.best)
+        result = summarise(federation, history, progress.best, progress.ledger)
         if folder:
             folder.finish(result)
     vector = federation.scheme.vector(progress.state)
@@ -140,6 +139,12 @@ def simulate(
         best_vector=progress.best.vector if progress.best else vector,
         checkpoint=_checkpoint(federation, progress),
     )
+
+
+def _is_over(federation: Federation, progress: Progress) -> bool:
+    """Whether all rounds are played, or one more would pass the privacy budget."""
+    spent = federation.releases is not None and progress.ledger.releases >= federation.releases
+    return spent or progress.round >= federation.experiment.rounds
 
 
 def _patience_is_over(experiment: Experiment, progress: Progress) -> bool:
@@ -188,7 +193,8 @@ def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Chec
     facts = saved.facts
     kept = {int(client): row for client, row in zip(facts["kept"], tensors.get("kept", ()), strict=True)}
     best = Best.restored(facts["best"], tensors.get("best")) if facts["best"] else None
-    return Progress(saved.round, replace(state, **found), kept, best, int(facts["waiting"]))
+    ledger = Ledger.from_facts(facts["ledger"])
+    return Progress(saved.round, replace(state, **found), kept, best, int(facts["waiting"]), ledger)
 
 
 def _checkpoint(federation: Federation, progress: Progress) -> Checkpoint:
@@ -205,6 +211,7 @@ def _checkpoint(federation: Federation, progress: Progress) -> Checkpoint:
         "kept": clients,
         "best": best.facts() if best else None,
         "waiting": progress.waiting,
+        "ledger": progress.ledger.to_facts(),
     }
     return Checkpoint(progress.round, tensors, facts)
 
@@ -221,11 +228,11 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
     try:
         ask = next(playing)
         while True:
-            ask = playing.send(_answer(federation, ask, ids, kept, tally, parallel))
+            ask = playing.send(answer(federation, ask, ids, kept, tally, parallel))
     except StopIteration as end:
         state = end.value
     seconds = time.perf_counter() - started
-    if tally.dropped and not tally.accepted:
+    if tally.diverged:
         raise Diverged(
             number, f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(scheme)}"
         )
@@ -242,8 +249,12 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
         "downlink_bytes": tally.downlink,
         "train_loss": tally.loss(),
     }
-    after = Progress(number, state, kept, progress.best, progress.waiting)
-    if number % experiment.eval_every == 0 or number == experiment.rounds:
+    ledger = progress.ledger
+    if task.promise is not None:
+        metrics["released"] = tally.released
+        ledger = ledger.add(scheme.release(task), int(tally.released))
+    after = replace(progress, round=number, state=state, kept=kept, ledger=ledger)
+    if number % experiment.eval_every == 0 or _is_over(federation, after):
         after = _evaluate(federation, after, metrics, parallel)
     return after, metrics
 
@@ -283,134 +294,6 @@ def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, para
             progress, best=Best(progress.round, found, judged, scheme.vector(progress.state)), waiting=0
         )
     return replace(progress, waiting=progress.waiting + 1)
-
-
-def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64]:
-    """The clients of a round, in rising order; its cost grows with their number and not with `clients`."""
-    stream = preparation.randomness(experiment).stream(round, SERVER, "sampling")
-    if experiment.scheme.pooled:
-        count = clients
-    elif experiment.sampling == "poisson":
-        # a binomial number of clients, drawn without repetition, is each client on its own with that probability
-        count = int(stream.binomial(clients, experiment.fraction))
-    else:
-        count = max(1, round_half_up(experiment.fraction * clients))
-    if count == clients:
-        return np.arange(clients)
-    return np.sort(stream.choice(clients, count, replace=False, shuffle=False)).astype(np.int64)
-
-
-def round_half_up(value: float) -> int:
-    """The nearest whole number; a half goes up."""
-    return math.floor(value + 0.5)
-
-
-class Tally:
-    """What is counted while a round is played."""
-
-    def __init__(self) -> None:
-        self.accepted: set[int] = set()
-        self.empty: set[int] = set()
-        self.dropped: set[int] = set()
-        self.losses: list[float] = []
-        self.uplink = 0
-        self.downlink = 0
-
-    def count(self, cohort: Cohort, given: Contribution, uplink: int) -> None:
-        """Count what some clients brought."""
-        accepted, sizes = given.accepted.cpu().numpy(), cohort.sizes
-        losses = given.losses.cpu().double().numpy()
-        self.empty |= set(cohort.ids[sizes == 0].tolist())
-        self.dropped |= set(cohort.ids[~accepted & (sizes > 0)].tolist())
-        # who is dropped in one phase of a round is no participant of it
-        self.accepted |= set(cohort.ids[accepted].tolist())
-        self.accepted -= self.dropped
-        self.losses += losses[np.isfinite(losses) & accepted].tolist()
-        self.uplink += uplink
-
-    def loss(self) -> float | None:
-        """Mean training loss over the clients that had one."""
-        return sum(self.losses) / len(self.losses) if self.losses else None
-
-
-@dataclass(frozen=True, eq=False)
-class Received:
-    """What came from one stack of clients in one phase, after its way over the wire.
-
-    Attributes:
-        cohort: the clients.
-        given: what they contributed.
-        elements: what arrived of it, one row for each client that was accepted.
-        uplink: bytes that were sent.
-    """
-
-    cohort: Cohort
-    given: Contribution
-    elements: Tensor
-    uplink: int
-
-
-def _answer(
-    federation: Federation,
-    ask: Ask,
-    ids: NDArray[np.int64],
-    kept: dict[int, Tensor],
-    tally: Tally,
-    parallel: Map,
-) -> Total:
-    """Sum one phase over the clients `ids`; what they keep for themselves goes into `kept`."""
-    phase, scheme = ask.phase, federation.scheme
-    if phase.length:  # a phase in which nothing is sent needs nothing sent back
-        tally.downlink += len(ids) * _tensor_bytes(ask.payload)
-    if isinstance(scheme, Fused) and len(ids):
-        cohort = federation.cohort(ids, ask.round, kept)
-        total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort)
-        tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
-        _keep(kept, cohort, given)
-        return total
-    partition, lanes = federation.partition, federation.task.learner.lanes
-    groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
-    values, count = zeros(phase.group, (groups, phase.length)), 0
-    stacks = [ids[start : start + lanes] for start in range(0, len(ids), lanes)]
-    for received in parallel(lambda stack: _contribute(federation, ask, stack, kept), stacks):
-        cohort, given = received.cohort, received.given
-        tally.count(cohort, given, received.uplink)
-        _keep(kept, cohort, given)
-        count += len(received.elements)
-        if phase.scope == "all":
-            accumulate(phase.group, values[0], received.elements)
-            continue
-        places = (cohort.row if phase.scope == "row" else cohort.column)[given.accepted.cpu().numpy()]
-        for group in np.unique(places):
-            accumulate(phase.group, values[group], received.elements[torch.from_numpy(places == group)])
-    return Total(values[0] if phase.scope == "all" else values, count)
-
-
-def _contribute(
-    federation: Federation, ask: Ask, ids: NDArray[np.int64], kept: dict[int, Tensor]
-) -> Received:
-    """Let one stack of clients contribute, and send it over an imagined wire."""
-    cohort, phase = federation.cohort(ids, ask.round, kept), ask.phase
-    given = federation.scheme.contribute(federation.task, phase, ask.payload, ask.received, cohort)
-    elements = given.elements if given.accepted.all() else given.elements[given.accepted]
-    body = encode(phase.group, elements)
-    empty = given.elements[:0]  # what was sent is not held twice
-    return Received(
-        cohort, replace(given, elements=empty), decode(phase.group, body, phase.length), body.nbytes
-    )
-
-
-def _keep(kept: dict[int, Tensor], cohort: Cohort, given: Contribution) -> None:
-    """Store what the clients keep; one with no examples has taken no part and keeps nothing."""
-    if given.kept is not None:
-        pairs = zip(cohort.ids.tolist(), given.kept.unbind(), strict=True)
-        kept |= {client: own for size, (client, own) in zip(cohort.sizes, pairs, strict=True) if size}
-
-
-def _tensor_bytes(payload: Any) -> int:
-    """Bytes of the tensors of a payload, which is what every participant is sent."""
-    values = [getattr(payload, field.name) for field in fields(payload)]
-    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 @contextmanager

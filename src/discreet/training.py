@@ -14,7 +14,7 @@ Stated rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,6 +110,8 @@ class LocalTraining:
             raise ConfigError("scheme.momentum", self.momentum, "0 unless the optimizer is sgd or rmsprop")
         if self.weight_decay and self.optimizer == "rprop":
             raise ConfigError("scheme.weight_decay", self.weight_decay, "0: rprop takes none")
+        if not self.optimizer_options:
+            return
         try:
             self.make_optimizer([torch.zeros(1)])
         except (TypeError, ValueError) as error:
@@ -261,20 +263,11 @@ def _train_stack(
     changes = torch.zeros(lanes, network.count, dtype=start.dtype, device=learner.device)
     losses = torch.zeros(lanes, dtype=start.dtype, device=learner.device)
     taken = torch.tensor(batches.steps, device=learner.device)
-    optimizer = plan.make_optimizer(stack)
+    advance = _stepper(plan, gradient, stack)
     with torch.no_grad():
         for step in range(batches.indices.shape[1]):
             inputs, targets, weights = _batch(learner, cohort.examples, batches, step, start.dtype)
-            if isinstance(gradient, LayeredGradient) and plan.is_plain_sgd:
-                step_losses = gradient.descend(
-                    stack, inputs, targets, weights, plan.learning_rate, plan.weight_decay
-                )
-            else:
-                keys = (batches.keys + step).to(learner.device)
-                gradients, step_losses = gradient(stack, inputs, targets, weights, keys)
-                for parameter, value in zip(stack, gradients, strict=True):
-                    parameter.grad = value
-                optimizer.step()
+            step_losses = advance(inputs, targets, weights, (batches.keys + step).to(learner.device))
             losses += torch.where(taken > step, step_losses, 0)
             if not uniform:
                 # a lane that is done goes on computing; what it had at its own last step is what counts
@@ -284,6 +277,27 @@ def _train_stack(
         if uniform:
             _write_changes(network, changes, stack, begin, slice(0, lanes))
     return _trained(changes, losses / taken, taken, cohort)
+
+
+def _stepper(
+    plan: LocalTraining, gradient: LaneGradient, stack: list[Tensor]
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A function that takes one step of `stack` in place on (inputs, targets, weights, keys) and gives the losses."""
+    if isinstance(gradient, LayeredGradient) and plan.is_plain_sgd:
+        layered = gradient
+        return lambda inputs, targets, weights, keys: layered.descend(
+            stack, inputs, targets, weights, plan.learning_rate, plan.weight_decay
+        )
+    optimizer = plan.make_optimizer(stack)
+
+    def step(inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+        gradients, losses = gradient(stack, inputs, targets, weights, keys)
+        for parameter, value in zip(stack, gradients, strict=True):
+            parameter.grad = value
+        optimizer.step()
+        return losses
+
+    return step
 
 
 def mean_gradients(

@@ -196,7 +196,7 @@ def plan(
     promised = spent(ledger, delta, accountant)
     by_rdp = promised if promised.accountant == "rdp" else spent(ledger, delta, "rdp")
     by_pld = promised if promised.accountant == "pld" else _by_pld(ledger, delta)
-    largest = _largest_cohort(drawn, clients)
+    largest = largest_cohort(drawn, clients)
     # everyone may survive, and then there is more noise than the shares were sized for
     loudest = noise_multiplier * math.sqrt(max(1.0, expected / survivors))
     votes = bits_by_sum_rule(parameters, largest, loudest)
@@ -333,7 +333,7 @@ def _by_pld(ledger: Ledger, delta: float) -> Spent | None:
         return None
 
 
-def _largest_cohort(drawn: Sampling, clients: int) -> int:
+def largest_cohort(drawn: Sampling, clients: int) -> int:
     """No round draws more, but with probability below 1e-9 a round."""
     if isinstance(drawn, FixedSize):
         return drawn.cohort

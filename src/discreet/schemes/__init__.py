@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from discreet.schemes.fedavg import FedAvg, FedSGD
+from discreet.schemes.private import DPFedAvg, DPSignFed
 from discreet.schemes.references import Centralized, Local
 from discreet.schemes.signfed import SignFed
 
@@ -15,6 +16,8 @@ SCHEMES: Mapping[str, type[Any]] = {
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
     "signfed": SignFed,
+    "dp-fedavg": DPFedAvg,
+    "dp-signfed": DPSignFed,
 }
 
-__all__ = ["SCHEMES", "Centralized", "FedAvg", "FedSGD", "Local", "SignFed"]
+__all__ = ["SCHEMES", "Centralized", "DPFedAvg", "DPSignFed", "FedAvg", "FedSGD", "Local", "SignFed"]

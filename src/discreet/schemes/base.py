@@ -17,6 +17,8 @@ from torch import Tensor
 
 from discreet.cohort import Cohort, Examples
 from discreet.evaluation import Evaluation, Map, evaluate
+from discreet.privacy.promise import Promise
+from discreet.privacy.releases import Released
 from discreet.randomness import Seeded
 from discreet.secure.groups import Group
 from discreet.training import Learner
@@ -49,11 +51,14 @@ class Task:
 
     Attributes:
         learner: the model, the loss and how local gradients are computed.
-        randomness: seeded streams for what need not be secret (batches, coins, initial weights).
+        randomness: seeded streams for what need not be secret (batches, coins, initial weights), and in a
+            simulation for the noise too.
+        promise: the differential privacy that every round has to give, or None.
     """
 
     learner: Learner
     randomness: Seeded
+    promise: Promise | None = None
 
     @property
     def parameters(self) -> int:
@@ -76,12 +81,15 @@ class Contribution:
         losses: shape (K,), mean training loss; NaN where there is none. It never leaves a participant: a
             simulation shows it to the researcher.
         kept: shape (K, ...), private state that the participants keep for later rounds, or None.
+        withheld: shape (K,), bool: True for a participant that sends its share of noise and no update, since that
+            is NaN or infinite; None for nobody. Like `losses` it never leaves a participant.
     """
 
     elements: Tensor
     accepted: Tensor
     losses: Tensor
     kept: Tensor | None = None
+    withheld: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +112,13 @@ class Scheme(Protocol[StateT, PayloadT]):
         summary: one line for tables.
         pooled: True if one participant holds everybody's data (the centralized reference).
         splits_columns: True if participants may hold some of the columns only.
+        private: True if it is differentially private; its sums are then over a `Ring`.
     """
 
     summary: ClassVar[str]
     pooled: ClassVar[bool]
     splits_columns: ClassVar[bool]
+    private: ClassVar[bool]
 
     def init(self, task: Task) -> StateT:
         """The server's state before round 1: a frozen dataclass of tensors."""
@@ -145,14 +155,8 @@ class Scheme(Protocol[StateT, PayloadT]):
         """How good the model, or every participant's model, is on `examples`."""
         ...
 
-    def release(self, task: Task, count: int, probability: float) -> object | None:
-        """What the round gives away as a ``dp_accounting.DpEvent``; None if it promises no privacy.
-
-        Args:
-            task: the task.
-            count: participants whose contributions are in the sum.
-            probability: with which each participant was sampled.
-        """
+    def release(self, task: Task) -> Released | None:
+        """What a round gives out; None if the scheme promises no differential privacy."""
         ...
 
 
@@ -186,6 +190,7 @@ class SharedModel:
 
     pooled: ClassVar[bool] = False
     splits_columns: ClassVar[bool] = False
+    private: ClassVar[bool] = False
 
     def init(self, task: Task) -> GlobalModel:
         """The initial model."""
@@ -205,6 +210,6 @@ class SharedModel:
         """How good the global model is."""
         return evaluate(task.learner, state.vector, examples, parallel)
 
-    def release(self, task: Task, count: int, probability: float) -> object | None:
+    def release(self, task: Task) -> Released | None:
         """None: no differential privacy is promised."""
         return None

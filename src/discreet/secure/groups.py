@@ -6,6 +6,7 @@ A participant's contribution is a vector of group elements; the sum over partici
 |---|---|---|---|
 | `Reals(dtype)` | floating-point numbers | as they are, 4 or 8 bytes each | float64, added client after client |
 | `Signs()` | votes -1 and +1 | 1 bit each, 8 to a byte | int32 counts, exact |
+| `Ring(bits)` | integers modulo 2^bits | `bits` bits each | int64, lifted to the representative nearest to 0 |
 
 Floating-point totals depend on the order of addition, so `accumulate` adds one client at a time in the order given:
 how clients were cut into chunks then changes nothing.
@@ -19,6 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from discreet.secure.packing import pack, packed_bytes, unpack
+from discreet.secure.ring import Ring
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Signs:
     """Votes -1 or +1, of which the sum of integers is taken."""
 
 
-Group = Reals | Signs
+Group = Reals | Signs | Ring
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -49,6 +53,8 @@ def wire_bytes(group: Group, length: int) -> int:
             return length * dtype.itemsize
         case Signs():
             return (length + 7) // 8
+        case Ring(bits):
+            return packed_bytes(length, bits)
 
 
 def encode(group: Group, elements: Tensor) -> NDArray[np.uint8]:
@@ -67,6 +73,8 @@ def encode(group: Group, elements: Tensor) -> NDArray[np.uint8]:
             return elements.to("cpu", dtype).contiguous().numpy().view(np.uint8)
         case Signs():
             return np.packbits((elements > 0).cpu().numpy(), axis=1, bitorder="little")
+        case Ring():
+            return pack(group, group.reduce(elements.cpu().numpy()))
 
 
 def decode(group: Group, body: NDArray[np.uint8], length: int) -> Tensor:
@@ -78,7 +86,7 @@ def decode(group: Group, body: NDArray[np.uint8], length: int) -> Tensor:
         length: elements of one participant.
 
     Returns:
-        Shape (K, length): floating point for `Reals`, int8 of -1 and +1 for `Signs`.
+        Shape (K, length): floating point for `Reals`, int8 of -1 and +1 for `Signs`, int64 for `Ring`.
 
     Raises:
         ValueError: `body` has another width than `length` elements take.
@@ -95,11 +103,19 @@ def decode(group: Group, body: NDArray[np.uint8], length: int) -> Tensor:
             bits += bits
             bits -= 1
             return torch.from_numpy(bits)
+        case Ring():
+            return torch.from_numpy(unpack(group, body, length).astype(np.int64))
 
 
 def zeros(group: Group, shape: tuple[int, ...]) -> Tensor:
     """The neutral total of the given shape."""
-    return torch.zeros(shape, dtype=torch.float64 if isinstance(group, Reals) else torch.int32)
+    match group:
+        case Reals():
+            return torch.zeros(shape, dtype=torch.float64)
+        case Signs():
+            return torch.zeros(shape, dtype=torch.int32)
+        case Ring():
+            return torch.zeros(shape, dtype=torch.int64)
 
 
 def accumulate(group: Group, total: Tensor, elements: Tensor) -> None:
@@ -116,3 +132,12 @@ def accumulate(group: Group, total: Tensor, elements: Tensor) -> None:
                 total += row
         case Signs():
             total += elements.sum(0, dtype=torch.int32)
+        case Ring():
+            total += elements.sum(0)  # wraps modulo 2^64, of which 2^bits is a divisor
+
+
+def lifted(group: Group, total: Tensor) -> Tensor:
+    """A finished total as numbers: those of a `Ring` as the representatives nearest to 0, others as they are."""
+    if isinstance(group, Ring):
+        return torch.from_numpy(group.lift(group.reduce(total.numpy())))
+    return total
