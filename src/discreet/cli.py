@@ -206,11 +206,15 @@ def data(context: typer.Context, data_dir: DataDir = None) -> None:
 
 @data_app.command()
 def fetch(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="The data set.")],
     data_dir: DataDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Download a named data set from its public mirrors, checked and resumable."""
+    before = (
+        context.parent.params.get("data_dir") if context.parent else None
+    )  # as in: data --data-dir DIR fetch
     from discreet.data.fetch import fetch as download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -222,7 +226,7 @@ def fetch(
             bar.update(task, completed=done, total=total or None, description=what)
 
         try:
-            files = download(name, data_dir, on_progress=on_progress)
+            files = download(name, data_dir or before, on_progress=on_progress)
         except KeyboardInterrupt:
             _complain("interrupted; the same command goes on with the download")
             raise SystemExit(130) from None
@@ -290,6 +294,15 @@ def _print_result(result: dict[str, Any], folder: Path) -> None:
         rows["dropped"] = (
             f"{result['dropped_updates']:,} updates that were NaN or infinite; see metrics.jsonl"
         )
+    if result["privacy"]:
+        spent = result["privacy"]
+        epsilon = "no bound" if spent["epsilon"] is None else f"epsilon {spent['epsilon']:.3g}"
+        rows["privacy"] = (
+            f"{epsilon}, delta {spent['delta']:g} ({spent['adjacency']}), "
+            f"noise multiplier {spent['noise_multiplier']:.4g}, sums: {result['secure']}"
+        )
+    for note in result["notes"]:
+        rows["note"] = note
     rows |= {
         "uplink": f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
         "downlink": f"{result['downlink_bytes'] / 1e6:,.1f} MB",

@@ -17,7 +17,7 @@ class Examples:
     """Examples to train or test on: one shared array, of which clients hold indices.
 
     Attributes:
-        inputs: shape (count, ...). ``uint8`` means pixels, which reach the model as value / 255 in float32;
+        inputs: shape (count, ...). ``uint8`` means pixels, which reach the model as value * (1 / 255) in float32;
             any other type reaches it as it is.
         targets: int64 class numbers of shape (count,), or float32 values of shape (count, outputs).
     """

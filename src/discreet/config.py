@@ -23,6 +23,7 @@ from discreet.data.partition import PARTITIONS
 from discreet.data.sources import SOURCES
 from discreet.errors import ConfigError, UnknownKey
 from discreet.losses import LOSSES
+from discreet.models import MODELS
 from discreet.schemes import SCHEMES
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -113,6 +114,8 @@ class Model:
     options: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if ":" not in self.name:
+            _known("model.name", self.name, MODELS, what="package.module:factory, or one of")
         if self.loss != "auto" and ":" not in self.loss:
             _known("model.loss", self.loss, ["auto", *LOSSES])
 
@@ -183,6 +186,8 @@ class Experiment:
         patience: stop after so many evaluations without a better one on the held-out examples; 0 for never.
         secure: how contributions are added up: ``none``, in the clear; ``masked``, so that the server learns the sum
             and nothing else; ``auto`` is ``masked`` for differentially private schemes, which are nothing without.
+        given: what was handed over as Python objects (``data``, ``partition``, ``model``, ``loss``): such a run can
+            only be repeated from Python. Written by a run, not by hand.
         privacy: for differentially private schemes, and only for them.
     """
 
@@ -197,6 +202,7 @@ class Experiment:
     patience: int = Field(default=0, ge=0)
     secure: Literal["auto", "none", "masked"] = "auto"
     privacy: Privacy | None = None
+    given: list[str] = Field(default_factory=list)
     engine: Engine = Field(default_factory=Engine)
 
     def __post_init__(self) -> None:
@@ -298,6 +304,8 @@ def load(source: str, settings: Iterable[str] = ()) -> Experiment:
     # the scheme first: its name clears the file's fields away, and not those that are set beside it
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() != "scheme.name"):
         _apply(table, setting)
+    if given := table.get("given"):
+        raise ConfigError("given", given, "nothing: this run got them from Python, and can only be repeated there")
     return from_table(table)
 
 

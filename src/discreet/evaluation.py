@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,8 +49,12 @@ def evaluate(learner: Learner, vector: Tensor, examples: Examples, parallel: Map
         return Evaluation(None, None)
     classes = examples.targets.dim() == 1
 
-    def piece(start: int) -> tuple[float, int]:
-        places = torch.arange(start, min(start + PIECE, len(examples)), device=learner.device)
+    # pieces of even size: none is so small that a layer cannot take its statistics
+    count = -(-len(examples) // PIECE)
+    bounds = [len(examples) * place // count for place in range(count + 1)]
+
+    def piece(start: int, end: int) -> tuple[float, int]:
+        places = torch.arange(start, end, device=learner.device)
         inputs, targets = examples.gather(places)
         with torch.no_grad():
             outputs = learner.network.apply(vector, inputs, module=learner.network.replica())
@@ -57,7 +62,7 @@ def evaluate(learner: Learner, vector: Tensor, examples: Examples, parallel: Map
             right = (outputs.argmax(1) == targets).sum() if classes else torch.zeros(())
         return float(loss), int(right)
 
-    found = list(parallel(piece, range(0, len(examples), PIECE)))
+    found = list(parallel(lambda bound: piece(*bound), pairwise(bounds)))
     loss = sum(one for one, _ in found) / len(examples)
     return Evaluation(sum(right for _, right in found) / len(examples) if classes else None, loss)
 

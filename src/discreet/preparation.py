@@ -35,6 +35,7 @@ from discreet.gradients import can_stack, choose_path, linear_layers
 from discreet.losses import Loss
 from discreet.network import Network
 from discreet.randomness import SERVER, Seeded
+from discreet.sampling import fixed_cohort
 from discreet.schemes.base import Task
 from discreet.training import Learner
 
@@ -129,6 +130,7 @@ def prepare(
     """
     device = _device(experiment)
     streams = randomness(experiment)
+    data_given, partition_given = data is not None, partition is not None
     if data is None:
         data = load_data(experiment, data_dir, on_data)
     else:
@@ -150,7 +152,7 @@ def prepare(
         )
     if experiment.scheme.pooled:
         partition = partition.pooled()
-    experiment = _named(experiment, data, model, loss)
+    experiment = _named(experiment, data, model, loss, data_given, partition_given)
     classes = data.classes is not None
     loss = losses.find(experiment.model.loss if loss is None else loss, classes=classes)
     inputs, targets = data.train.gather(torch.arange(2) % len(data.train))
@@ -189,7 +191,7 @@ def prepare(
         None if holdout is None else holdout.to(device),
         partition,
         data.name,
-        _fingerprint(data.train, partition),
+        _fingerprint(data.train, data.test, partition),
         releases,
     )
 
@@ -247,8 +249,17 @@ def _named(
     data: Dataset,
     model: nn.Module | Callable[..., nn.Module] | None,
     loss: Loss | None,
+    data_given: bool,
+    partition_given: bool,
 ) -> Experiment:
-    """The experiment with the names of what was given in place of what it had named."""
+    """The experiment with the names of what was given in place of what it had named, and what was given."""
+    given = {
+        "data": data_given,
+        "partition": partition_given,
+        "model": model is not None,
+        "loss": loss is not None,
+    }
+    experiment = dataclasses.replace(experiment, given=[name for name, there in given.items() if there])
     chosen = experiment.model
     if model is not None:
         chosen = dataclasses.replace(chosen, name=_name_of(model))
@@ -266,7 +277,7 @@ def _name_of(given: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _fingerprint(train: Examples, partition: Partition) -> str:
+def _fingerprint(train: Examples, test: Examples, partition: Partition) -> str:
     """A hash of the labels and of who holds what.
 
     Of other values only the shape has a part in it: their last bits may differ from machine to machine.
@@ -276,6 +287,8 @@ def _fingerprint(train: Examples, partition: Partition) -> str:
     digest = hashlib.sha256(" ".join(map(str, shapes)).encode())
     if targets.dtype.kind != "f":
         digest.update(np.ascontiguousarray(targets).data)
+    if test.targets.dtype != torch.float32:
+        digest.update(test.targets.numpy().data)
     for array in (partition.order, partition.offsets, *(partition.columns or ())):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -374,7 +387,7 @@ def resolve(
         raise ConfigError(
             "engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU"
         )
-    cohort = max(1, math.ceil(experiment.fraction * clients))
+    cohort = clients if experiment.scheme.everyone else fixed_cohort(experiment, clients)
     lanes = engine.lanes
     if lanes == "auto":
         in_cache = max(1, CACHE_BYTES // (4 * network.count))
@@ -382,9 +395,16 @@ def resolve(
         lanes = 1 if path == "autograd" else min(in_cache, MOST_LANES, max(1, math.ceil(cohort / 2)))
     workers = engine.workers
     if workers == "auto":
-        workers = 1 if engine.device == "cuda" else (os.cpu_count() or 1)
+        workers = 1 if engine.device == "cuda" else _processors()
     settled = dataclasses.replace(engine, gradients=path, lanes=lanes, workers=workers)
     return dataclasses.replace(experiment, engine=settled)
+
+
+def _processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _path(experiment: Experiment) -> gradients.Path:

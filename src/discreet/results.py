@@ -46,6 +46,8 @@ class Best:
 
     def is_beaten_by(self, other: Evaluation) -> bool:
         """Whether `other` is better: by accuracy, or by loss where there is no accuracy."""
+        if self.judged.loss is None:
+            return True  # nothing to judge by: the last round is as good as any
         if self.judged.accuracy is not None and other.accuracy is not None:
             return other.accuracy > self.judged.accuracy
         return self.judged.loss is not None and other.loss is not None and other.loss < self.judged.loss

@@ -41,7 +41,7 @@ CHECKPOINT, STATE = "checkpoint.safetensors", "state.json"
 TEMPORARY = {name: f".{name}.tmp" for name in (CONFIG, METRICS, RESULT, CHECKPOINT, STATE)}
 """The hidden files into which the others are written first."""
 
-MAY_DIFFER = {"rounds", "engine.device", "engine.workers", "engine.threads"}
+MAY_DIFFER = {"rounds", "engine.device", "engine.workers"}
 """Keys that may change between a run and its resumption: more rounds, or another machine."""
 
 
@@ -97,10 +97,12 @@ def open_run(path: Path, experiment: Experiment, *, resume: bool = False) -> Ite
     with _locked(path):
         check_out(path, resume=resume)
         folder = RunFolder(path)
-        changed = folder.compare(experiment) if _contents(path) else True
+        started = bool(_contents(path))
+        if started:
+            folder.compare(experiment)
         try:
             folder.clear_temporary()
-            if changed:
+            if not started:
                 folder.replace(CONFIG, config)
         except RunFolderError:
             if new:
@@ -143,6 +145,11 @@ class RunFolder:
                 f"has rounds = {planned}, which can be raised but not lowered to {experiment.rounds}",
             )
         return there != here
+
+    def adopt(self, experiment: Experiment) -> None:
+        """Write down the settings of a run that goes on, where they may have changed."""
+        if self.compare(experiment):
+            self.replace(CONFIG, to_toml(experiment).encode())
 
     def append(self, *rounds: Mapping[str, Any]) -> None:
         """Add lines to the metrics, one for each round."""

@@ -15,7 +15,7 @@ from discreet.randomness import SERVER, Seeded
 def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64]:
     """The clients of a round, in rising order; its cost grows with their number and not with `clients`."""
     stream = Seeded(experiment.seed).stream(round, SERVER, "sampling")
-    if experiment.scheme.pooled:
+    if experiment.scheme.everyone:
         count = clients
     elif experiment.sampling == "poisson":
         # a binomial number of clients, drawn without repetition, is each client on its own with that probability

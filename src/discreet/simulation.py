@@ -34,7 +34,7 @@ from discreet.config import Experiment
 from discreet.data.dataset import Dataset, no_progress
 from discreet.data.dataset import Progress as DataProgress
 from discreet.data.partition import Partition
-from discreet.errors import Diverged, RunFolderError
+from discreet.errors import ConfigError, Diverged, RunFolderError
 from discreet.evaluation import Evaluation, Map
 from discreet.losses import Loss
 from discreet.preparation import Federation
@@ -113,6 +113,8 @@ def simulate(
     """
     if out is not None:
         check_out(Path(out), resume=resume)
+    elif resume:
+        raise ConfigError("out", None, "the run folder to go on with")
     federation = preparation.prepare(experiment, data, partition, model, loss, data_dir, on_data)
     experiment = federation.experiment
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
@@ -156,15 +158,17 @@ def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, 
     beginning = Progress(0, federation.scheme.init(federation.task), {}, None)
     if folder is None:
         return beginning, []
-    saved = folder.load()
-    history = folder.metrics(saved.round if saved else 0)
+    saved, progress = folder.load(), beginning
+    if saved is not None:
+        try:
+            progress = _restored(federation, folder, beginning.state, saved)
+        except (KeyError, TypeError, ValueError) as error:
+            raise folder.damaged(error) from None
+    # only now, when nothing is left to refuse, is the folder changed
+    history = folder.metrics(progress.round)
+    folder.adopt(federation.experiment)
     folder.unfinish()
-    if saved is None:
-        return beginning, []
-    try:
-        return _restored(federation, folder, beginning.state, saved), history
-    except (KeyError, TypeError, ValueError) as error:
-        raise folder.damaged(error) from None
+    return progress, history
 
 
 def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Checkpoint) -> Progress:
@@ -306,7 +310,9 @@ def _workers(experiment: Experiment) -> Iterator[Map]:
         if workers == 1:
             yield map
             return
-        with ThreadPoolExecutor(workers, "discreet") as pool:
+        # a new thread has a number of its own
+        threads_of_one = experiment.engine.threads
+        with ThreadPoolExecutor(workers, "discreet", torch.set_num_threads, (threads_of_one,)) as pool:
             try:
                 yield partial(_map, pool, workers + 1)
             except BaseException:
@@ -323,7 +329,7 @@ def _map(
     waiting: deque[Future[Any]] = deque()
     for argument in arguments:
         waiting.append(pool.submit(function, argument))
-        if len(waiting) > ahead:
+        if len(waiting) >= ahead:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

@@ -95,7 +95,10 @@ def answer(
 ) -> Total:
     """Sum one phase over the clients `ids`; what they keep for themselves goes into `kept`."""
     phase, scheme = ask.phase, federation.scheme
-    if phase.length:  # a phase in which nothing is sent needs nothing sent back
+    if ask.received:
+        earlier = ask.received[-1].values  # of a grouped total, a participant is sent its own group's row
+        tally.downlink += len(ids) * (earlier[0] if earlier.dim() > 1 else earlier).nbytes
+    elif phase.length:  # a phase in which nothing is sent needs nothing sent back
         tally.downlink += len(ids) * _tensor_bytes(ask.payload)
     if isinstance(scheme, Fused) and len(ids):
         cohort = federation.cohort(ids, ask.round, kept, len(ids))
@@ -170,7 +173,7 @@ def _contribute(
     given = federation.scheme.contribute(federation.task, phase, ask.payload, ask.received, cohort)
     elements = given.elements if given.accepted.all() else given.elements[given.accepted]
     body = encode(phase.group, elements)
-    empty = given.elements[:0]  # what was sent is not held twice
+    empty = given.elements.new_empty(0, phase.length)  # what was sent is not held twice
     return Received(
         cohort, replace(given, elements=empty), decode(phase.group, body, phase.length), body.nbytes
     )

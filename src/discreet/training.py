@@ -56,7 +56,7 @@ class Learner:
 
     Attributes:
         network: the model.
-        loss: one loss an example; see `discreet.gradients.Loss`.
+        loss: one loss an example; see `discreet.losses.Loss`.
         path: how gradients are computed.
         lanes: clients stacked at once.
         device: where training runs.
@@ -82,7 +82,7 @@ class LocalTraining:
     Attributes:
         steps: gradient steps a round (T_gd in arXiv 2010.07808), the same for every client.
         epochs: passes over a client's data, instead of `steps`. One of the two; 1 epoch if neither is given.
-        batch_size: examples a step; 0 for all of a client's examples.
+        batch_size: examples a step; 0 for all of a client's examples (memory then grows with the largest client's).
         optimizer: a name in `OPTIMIZERS`.
         learning_rate: the optimizer's, above 0.
         momentum: for ``sgd`` and ``rmsprop``, in [0, 1).
@@ -112,6 +112,12 @@ class LocalTraining:
             raise ConfigError("scheme.weight_decay", self.weight_decay, "0: rprop takes none")
         if not self.optimizer_options:
             return
+        for name in ("lr", "momentum", "weight_decay"):
+            if name in self.optimizer_options:
+                key = "learning_rate" if name == "lr" else name
+                raise ConfigError(
+                    "scheme.optimizer_options", self.optimizer_options, f"no {name}: use scheme.{key}"
+                )
         try:
             self.make_optimizer([torch.zeros(1)])
         except (TypeError, ValueError) as error:
@@ -170,8 +176,8 @@ def draw_batches(
     indices = np.zeros((lanes, longest, batch), dtype=np.int64)
     weights = np.zeros((lanes, longest, batch), dtype=np.float32)
     keys = np.zeros(lanes, dtype=np.int64)
-    flips = np.zeros((lanes, longest, batch), dtype=bool)
-    offsets = np.zeros((lanes, longest, batch, 2), dtype=np.int64)
+    drawn = (lanes, longest, batch) if augment is not None else (0, 0, 0)
+    flips, offsets = np.zeros(drawn, dtype=bool), np.zeros((*drawn, 2), dtype=np.int64)
     for lane, rows in enumerate(cohort.indices):
         if not len(rows):
             continue

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from discreet.randomness import Seeded
 
 
+_ZEROS = memoryview(bytes(1 << 16))
+"""What a stream cipher is given to encrypt for its key stream, a piece at a time."""
+
+
 class Words(Protocol):
     """A stream of independent uniform 64-bit words."""
 
@@ -27,6 +31,8 @@ class Words(Protocol):
 class SeededWords:
     """A stream that is a function of (seed, round, client, purpose); **not for secrets**.
 
+    It is the key stream of AES-128 in counter mode, under the key that `Seeded` derives from the four.
+
     Args:
         randomness: the simulation's seed.
         round: counted from 1.
@@ -35,11 +41,11 @@ class SeededWords:
     """
 
     def __init__(self, randomness: Seeded, round: int, client: int, purpose: str = "noise") -> None:
-        self._bits = np.random.Philox(key=randomness.key(round, client, purpose))
+        self._stream = _key_stream(randomness.key(round, client, purpose).to_bytes(16, "little"))
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` words."""
-        return np.asarray(self._bits.random_raw(count), dtype=np.uint64)
+        return _next_words(self._stream, count)
 
 
 class SystemWords:
@@ -50,18 +56,24 @@ class SystemWords:
     """
 
     def __init__(self) -> None:
-        self._process, self._stream = os.getpid(), _fresh_stream()
+        self._process, self._stream = os.getpid(), _key_stream(os.urandom(32))
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` words."""
         if self._process != os.getpid():
-            self._process, self._stream = os.getpid(), _fresh_stream()
-        words = np.empty(count, np.uint64)
-        if count:
-            self._stream.update_into(bytes(8 * count), words.view(np.uint8).data)
-        return words
+            self._process, self._stream = os.getpid(), _key_stream(os.urandom(32))
+        return _next_words(self._stream, count)
 
 
-def _fresh_stream() -> CipherContext:
-    # the key is used for one stream only, which is why a constant nonce will do
-    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+def _key_stream(key: bytes) -> CipherContext:
+    # a key is used for one stream only, which is why a constant nonce will do
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+
+def _next_words(stream: CipherContext, count: int) -> NDArray[np.uint64]:
+    words = np.empty(count, np.dtype("<u8"))
+    room = words.view(np.uint8).data
+    for start in range(0, len(room), len(_ZEROS)):
+        part = room[start : start + len(_ZEROS)]
+        stream.update_into(_ZEROS[: len(part)], part)
+    return words

@@ -111,12 +111,14 @@ class Scheme(Protocol[StateT, PayloadT]):
     Class attributes:
         summary: one line for tables.
         pooled: True if one participant holds everybody's data (the centralized reference).
+        everyone: True if all participants take part in every round, whatever the experiment's fraction.
         splits_columns: True if participants may hold some of the columns only.
         private: True if it is differentially private; its sums are then over a `Ring`.
     """
 
     summary: ClassVar[str]
     pooled: ClassVar[bool]
+    everyone: ClassVar[bool]
     splits_columns: ClassVar[bool]
     private: ClassVar[bool]
 
@@ -189,6 +191,7 @@ class SharedModel:
     """What schemes with one global model, shown to every participant, have in common."""
 
     pooled: ClassVar[bool] = False
+    everyone: ClassVar[bool] = False
     splits_columns: ClassVar[bool] = False
     private: ClassVar[bool] = False
 

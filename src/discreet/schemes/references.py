@@ -19,10 +19,11 @@ from discreet.training import HYPERPARAMETERS, LocalTraining, train
 class Local(SharedModel, LocalTraining):
     """Every participant trains alone, from a common start; nothing is ever sent.
 
-    The result is the mean, and the worst, over all participants' models: what federation has to beat. The optimizer
+    All of them train in every round, whatever the experiment's fraction. The result is the mean, and the worst, over all participants' models: what federation has to beat. The optimizer
     starts afresh each round, as a federated client's does.
     """
 
+    everyone: ClassVar[bool] = True
     summary: ClassVar[str] = "each participant alone: what federation has to beat"
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
