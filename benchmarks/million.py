@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import discreet
 from discreet.results import peak_memory
-
 from rounds import mnist
 
 

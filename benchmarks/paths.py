@@ -82,7 +82,9 @@ def main() -> None:
                     begin = time.perf_counter()
                     train(one, PLAN, vector, part, Seeded(0))
                     taken.append((time.perf_counter() - begin) / count / (PLAN.steps or 1))
-                print(f"  {path:9s} {lanes:3d} lanes  {1e3 * statistics.median(taken[1:]):8.3f} ms a client's step")
+                print(
+                    f"  {path:9s} {lanes:3d} lanes  {1e3 * statistics.median(taken[1:]):8.3f} ms a client's step"
+                )
 
 
 if __name__ == "__main__":

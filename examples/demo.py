@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,23 +16,29 @@ from discreet.report import write_report
 
 def main() -> None:
     folder = Path(mkdtemp(prefix="discreet-demo-"))
-    table = Table(
-        "scheme", "what it does", "accuracy", "bits a parameter", "MB sent", title="20 clients, 8x8 digits"
+    average = load("digits-fedavg")
+    experiments = {
+        "local": replace(average, scheme=discreet.Local(steps=10, learning_rate=0.1)),
+        "fedavg": average,
+        "signfed": load("digits-signfed"),
+        "dp-signfed": load("digits-dp-signfed"),
+        "centralized": replace(average, scheme=discreet.Centralized(epochs=1, learning_rate=0.1)),
+    }
+    print(
+        "Training federations on handwritten digits: 20 clients, and 200 small ones for the private scheme ..."
     )
-    print("Training a federation of 20 clients on handwritten digits, four ways ...")
-    for name in ("local", "fedavg", "signfed", "centralized"):
-        source = "digits-signfed" if name == "signfed" else "digits-fedavg"
-        experiment = load(source, [f"scheme.name={name}"])
+    table = Table("scheme", "what it does", "accuracy", "bits a parameter", "epsilon", title="8x8 digits")
+    for name, experiment in experiments.items():
         run = discreet.simulate(experiment, out=folder / name)
         table.add_row(
             name,
             discreet.SCHEMES[name].summary,
             f"{run.final['accuracy']:.1%}",
             f"{run.result['bits_per_parameter']:.3g}",
-            f"{run.result['uplink_bytes'] / 1e6:.2f}",
+            f"{run.result['privacy']['epsilon']:.2g}" if run.result["privacy"] else "-",
         )
     Console().print(table)
-    print(f"The report: {write_report([folder], folder / 'report.html')}")
+    print(f"The report, a page to open in a browser: {write_report([folder], folder / 'report.html')}")
 
 
 if __name__ == "__main__":

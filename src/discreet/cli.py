@@ -188,6 +188,66 @@ def report(
     print(f"wrote {write_report(folders, out)}")
 
 
+@app.command()
+def plan(
+    clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Share of them in a round.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="How many in a round, instead of the fraction.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The privacy budget.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise, instead of the budget.")] = None,
+    delta: Annotated[float, typer.Option(help="The chance left out of the promise.")] = 1e-5,
+    sampling: Annotated[
+        str, typer.Option(metavar="poisson|fixed", help="How clients are drawn.")
+    ] = "poisson",
+    accountant: Annotated[
+        str, typer.Option(metavar="rdp|pld|best", help="Whose epsilon is promised.")
+    ] = "rdp",
+    dropout: Annotated[float, typer.Option(help="Expected share of a round that drops out.")] = 0.0,
+    dishonest: Annotated[int, typer.Option(help="Clients a round taken to add no noise.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Work out privacy and bandwidth before anything is trained."""
+    from discreet.privacy.planning import plan as make
+
+    made = make(
+        clients=clients,
+        fraction=fraction,
+        cohort=cohort,
+        rounds=rounds,
+        parameters=parameters,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        sampling=_choice("--sampling", sampling, ("poisson", "fixed")),
+        accountant=_choice("--accountant", accountant, ("rdp", "pld", "best")),
+        dropout=dropout,
+        dishonest=dishonest,
+    )
+    if as_json:
+        print(json.dumps(made.to_dict(), indent=1))
+        return
+    _print_columns(made.rows())
+    print()
+    rows: list[tuple[str, ...]] = [
+        ("scheme", "bits a parameter", "MB a client and round", "MB a client", "MB in all")
+    ]
+    for one in made.traffic:
+        amounts = (one.megabytes_a_round, one.megabytes_a_client, one.megabytes_total)
+        rows.append((one.scheme, str(one.bits), *(f"{amount:,.4g}" for amount in amounts)))
+    _print_columns(rows)
+    print(f"\n{made.statement}")
+    for warning in made.warnings:
+        print(f"Warning: {warning}")
+
+
+def _choice(option: str, value: str, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise ConfigError(option, value, "one of " + ", ".join(known))
+    return value
+
+
 @data_app.callback()
 def data(context: typer.Context, data_dir: DataDir = None) -> None:
     """Show which data sets are found, and where."""

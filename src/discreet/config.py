@@ -51,6 +51,7 @@ class Data:
         name: a data set in `discreet.data.sources.SOURCES`.
         path, test_path: the user's own table, or folder of images.
         target: the column that is learnt (tables).
+        ignore: columns of a table that are left out: identifiers, texts, dates.
         client_column: the column that says whose row it is (tables, with ``partition = "column"``).
         test_fraction: share of the rows that is held for testing where the data has no test set of its own.
         standardise: scale the columns of a table to mean 0 and variance 1.
@@ -73,6 +74,7 @@ class Data:
     test_path: str | None = None
     target: str | None = None
     client_column: str | None = None
+    ignore: list[str] = Field(default_factory=list)
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     standardise: bool = True
     image_size: int = Field(default=0, ge=0)
@@ -305,7 +307,9 @@ def load(source: str, settings: Iterable[str] = ()) -> Experiment:
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() != "scheme.name"):
         _apply(table, setting)
     if given := table.get("given"):
-        raise ConfigError("given", given, "nothing: this run got them from Python, and can only be repeated there")
+        raise ConfigError(
+            "given", given, "nothing: this run got them from Python, and can only be repeated there"
+        )
     return from_table(table)
 
 

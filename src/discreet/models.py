@@ -213,7 +213,7 @@ def _find(spec: str) -> object:
         if not hasattr(found, part):
             near = _nearest(part, [known for known in dir(found) if not known.startswith("_")])
             raise ModelError(
-                f"model {spec}: {path} has no {name!r}: expected {near}the name of a factory in it"
+                f"model {spec}: {path} has no {name!r}: expected the name of a factory in it{near}"
             )
         found = getattr(found, part)
     return found

@@ -265,7 +265,10 @@ def _named(
         chosen = dataclasses.replace(chosen, name=_name_of(model))
     if loss is not None:
         chosen = dataclasses.replace(chosen, loss=_name_of(loss))
-    wanted = experiment.data
+    # absolute, so that the run folder's settings can be run from any other folder
+    paths = {name: getattr(experiment.data, name) for name in ("path", "test_path")}
+    absolute = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+    wanted = dataclasses.replace(experiment.data, **absolute)
     if data.name in sources.SOURCES:
         wanted = dataclasses.replace(wanted, name=data.name)
     return dataclasses.replace(experiment, model=chosen, data=wanted)
@@ -306,6 +309,7 @@ def load_data(
         test_path=chosen.test_path,
         target=chosen.target,
         client_column=chosen.client_column,
+        ignore=chosen.ignore,
         test_fraction=chosen.test_fraction,
         standardise=chosen.standardise,
         image_size=chosen.image_size or None,

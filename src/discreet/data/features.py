@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def read_table(
     target: str | None,
     client_column: str | None = None,
     test_path: Path | None = None,
+    ignore: Sequence[str] = (),
     test_fraction: float = 0.2,
     seed: int = 0,
     standardise: bool = True,
@@ -35,6 +37,7 @@ def read_table(
         target: the column to predict; None for an NPZ.
         client_column: the column that says whose each row is; it becomes a column of the set, never a feature.
         test_path: a second file with the test rows.
+        ignore: columns that are left out (CSV and Parquet).
         test_fraction: the test split's share otherwise, in (0, 1).
         seed: of that split.
         standardise: shift and scale each feature to mean 0 and standard deviation 1 over the train rows. **This uses
@@ -49,7 +52,7 @@ def read_table(
         DataError: on damage, missing, NaN, infinite or non-numeric values, fewer than two classes, or a class of the
             test rows that the train rows lack.
     """
-    train, test = _read(path, target, client_column, test_path)
+    train, test = _read(path, target, client_column, test_path, ignore)
     columns = {} if train.client is None else {client_column or "client": train.client}
     if test is None:
         numbered, classes = _classes(train.path, train.targets)
@@ -69,7 +72,11 @@ def read_table(
 
 
 def _read(
-    path: Path, target: str | None, client_column: str | None, test_path: Path | None
+    path: Path,
+    target: str | None,
+    client_column: str | None,
+    test_path: Path | None,
+    ignore: Sequence[str],
 ) -> tuple[Rows, Rows | None]:
     for file, key in ((path, "data.path"), (test_path, "data.test_path")):
         if file is not None and file.suffix.lower() not in SUFFIXES:
@@ -77,6 +84,8 @@ def _read(
         if file is not None and not file.is_file():
             raise DataError(file, "no such file")
     if path.suffix.lower() == ".npz":
+        if ignore:
+            raise ConfigError("data.ignore", list(ignore), "none: an NPZ file has no named columns")
         if target not in (None, "y"):
             raise ConfigError("data.target", target, "none: an NPZ file holds its targets in the array y")
         if test_path is None:
@@ -89,7 +98,7 @@ def _read(
         raise ConfigError("data.target", None, "the name of the column to predict")
     if target == client_column:
         raise ConfigError("data.client_column", client_column, "another column than data.target")
-    rows = read_columns(path, target, client_column)
+    rows = read_columns(path, target, client_column, ignore=ignore)
     if test_path is None:
         return rows, None
     if test_path.suffix.lower() == ".npz":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +72,7 @@ def load(
     test_path: Path | str | None = None,
     target: str | None = None,
     client_column: str | None = None,
+    ignore: Sequence[str] = (),
     test_fraction: float = 0.2,
     seed: int = 0,
     standardise: bool = True,
@@ -95,6 +96,7 @@ def load(
         target: for ``table`` the column to predict: integers, booleans or strings are classes, floats a regression.
             An NPZ has the arrays x and y (x_test, y_test, client) instead.
         client_column: for ``table`` the column that says whose each row is; see `Dataset.columns`.
+        ignore: for ``table``, columns that are left out.
         test_fraction: the test split's share where the files have none, in (0, 1); stratified by class.
         seed: of that split. Digits is always divided alike.
         standardise: for ``table``, scale each feature by its mean and standard deviation over the train rows. These
@@ -128,6 +130,7 @@ def load(
             target=target,
             client_column=client_column,
             test_path=None if test_path is None else Path(test_path),
+            ignore=ignore,
             test_fraction=test_fraction,
             seed=seed,
             standardise=standardise,
@@ -202,7 +205,7 @@ def _own_path(name: str, path: Path | str | None) -> Path:
         )
         raise ConfigError("data.path", None, f"the path of {what}")
     if not Path(path).exists():
-        raise DataError(path, "no such file or folder")
+        raise ConfigError("data.path", str(path), f"a file or folder that exists, as seen from {Path.cwd()}")
     return Path(path)
 
 

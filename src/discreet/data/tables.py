@@ -39,7 +39,11 @@ class Rows:
 
 
 def read_columns(
-    path: Path, target: str, client_column: str | None, names: Sequence[str] | None = None
+    path: Path,
+    target: str,
+    client_column: str | None,
+    names: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
 ) -> Rows:
     """Reads a CSV (comma-separated, with a header, UTF-8) or Parquet file.
 
@@ -50,6 +54,7 @@ def read_columns(
         path: the file; its suffix says which of the two it is.
         target: the column to predict.
         client_column: a column that says whose each row is; never a feature.
+        ignore: columns that are left out.
         names: the features to take, in this order, as for a test file; the file may then lack the client column.
 
     Raises:
@@ -64,11 +69,18 @@ def read_columns(
     if len(columns) == 1 and ";" in columns[0]:
         raise DataError(path, f"has the single column {columns[0]!r}: expected commas between columns")
     _check_column("data.target", target, columns, path)
+    if names is None:
+        for name in ignore:
+            _check_column("data.ignore", name, columns, path)
     if client_column is not None and (names is None or client_column in columns):
         _check_column("data.client_column", client_column, columns, path)
     if not table.num_rows:
         raise DataError(path, "has no rows")
-    chosen = names if names is not None else [name for name in columns if name not in (target, client_column)]
+    chosen = (
+        names
+        if names is not None
+        else [name for name in columns if name not in (target, client_column, *ignore)]
+    )
     for name in chosen:
         if name not in columns:
             raise DataError(path, f"has no column {name!r}, which the training table has")
@@ -175,7 +187,7 @@ def _numbers(path: Path, name: str, column: Any) -> NDArray[np.float64]:
         row, value = _first_text(column)
         raise DataError(
             path,
-            f"row {row}, column {name!r}: {value!r} is no number; encode the column as numbers or leave it out",
+            f"row {row}, column {name!r}: {value!r} is no number; encode the column as numbers, or leave it out by data.ignore",
         )
     _check_present(path, name, column)
     if types.is_boolean(kind):

@@ -229,5 +229,6 @@ def _check(sigma: float) -> None:
 
 
 def _sample(table: Table, source: Words, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
-    count = math.prod(shape) if isinstance(shape, tuple) else shape
-    return table.draw(source, count).astype(np.int64).reshape(shape)
+    values = np.empty(shape, np.int64)
+    table.fill(source, values.reshape(-1))
+    return values

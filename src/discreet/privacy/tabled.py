@@ -96,23 +96,30 @@ class Table:
 
     def draw(self, source: Words, count: int) -> NDArray[np.int32]:
         """`count` independent draws."""
+        values = np.empty(count, np.int32)
+        self.fill(source, values)
+        return values
+
+    def fill(self, source: Words, values: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Independent draws in every place of an array of one dimension."""
+        count = len(values)
         lane = np.dtype(np.uint16 if self.shift == 0 else np.uint32)
         lanes = source.words(-(-count * lane.itemsize // 8)).view(lane)[:count]
-        values = np.empty(count, np.int32)
+        room = np.empty(min(count, _PIECE), np.int32)
         rest = []
         for start in range(0, count, _PIECE):
             piece = lanes[start : start + _PIECE]
+            part = room[: len(piece)]
             column = piece if self.shift == 0 else piece >> 16
-            part = values[start : start + _PIECE]
             # every 16-bit number is a column; clipping spares the check
             np.take(self.columns, column, out=part, mode="clip")
             if self.shift:
                 part += (piece & ((1 << self.shift) - 1)).view(np.int32)
+            values[start : start + len(piece)] = part
             rest.append(np.flatnonzero(column >= self.filled) + start)
         if rest:
             places = np.concatenate(rest)
             values[places] = self._draw_rest(source, len(places))
-        return values
 
     def _draw_rest(self, source: Words, count: int) -> NDArray[np.int64]:
         kept: list[NDArray[np.int64]] = []

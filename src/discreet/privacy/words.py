@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from discreet.randomness import Seeded
 
-
 _ZEROS = memoryview(bytes(1 << 16))
 """What a stream cipher is given to encrypt for its key stream, a piece at a time."""
 

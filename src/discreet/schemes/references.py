@@ -57,7 +57,11 @@ class Local(SharedModel, LocalTraining):
 
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class Centralized(Local):
-    """All data in one place: one participant, who holds everybody's examples and trains alone."""
+    """All data in one place: one participant, who holds everybody's examples and trains alone.
+
+    A round is as many ``steps`` as one client would take, and far fewer than a cohort takes together; for a reference
+    that federation should not beat, give it ``epochs``.
+    """
 
     pooled: ClassVar[bool] = True
-    summary: ClassVar[str] = "all data in one place: the upper reference"
+    summary: ClassVar[str] = "all data in one place, trained by one participant"

@@ -39,6 +39,21 @@ SEALED_BYTES = 2 * shamir.SHARE_BYTES + 16
 Roster = Mapping[int, bytes]
 """Every client's Ed25519 public key, pinned before the run."""
 
+_CURVE_FIELD = 2**255 - 19
+_LOW_ORDER = {
+    0,
+    1,
+    _CURVE_FIELD - 1,
+    *(
+        int.from_bytes(bytes.fromhex(point), "little")
+        for point in (
+            "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+            "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+        )
+    ),
+}
+"""u-coordinates of the points of Curve25519 and its twist whose order divides 8."""
+
 _LIMBS = 6
 """64-bit words that one coefficient is made from: 384 bits leave a bias below 2^-127."""
 
@@ -124,13 +139,7 @@ def public_key(private: bytes) -> bytes:
 
 def usable(public: bytes) -> bool:
     """Whether an X25519 public key leads to a secret; a point of low order does not, with any private key."""
-    try:
-        X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES)).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
-    except ValueError:
-        return False
-    return True
+    return (int.from_bytes(public, "little") % 2**255) % _CURVE_FIELD not in _LOW_ORDER
 
 
 @dataclass(frozen=True)
@@ -139,18 +148,19 @@ class KeyPair:
 
     Args:
         client: whose it is.
-        private: 32 bytes.
+        private: the private key, which to load takes as long as to use.
         public: 32 bytes.
     """
 
     client: int
-    private: bytes = field(repr=False)
+    private: X25519PrivateKey = field(repr=False, compare=False)
     public: bytes
 
     @classmethod
     def of(cls, client: int, private: bytes) -> KeyPair:
         """The pair with this private key."""
-        return cls(client, private, public_key(private))
+        key = X25519PrivateKey.from_private_bytes(private)
+        return cls(client, key, key.public_key().public_bytes_raw())
 
     def agree(self, public: bytes, info: bytes) -> bytes:
         """32 bytes that only this client and the owner of the public key know.
@@ -158,11 +168,8 @@ class KeyPair:
         Raises:
             ValueError: the public key is a point of low order.
         """
-        ours, theirs = (
-            X25519PrivateKey.from_private_bytes(self.private),
-            X25519PublicKey.from_public_bytes(public),
-        )
-        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(ours.exchange(theirs))
+        secret = self.private.exchange(X25519PublicKey.from_public_bytes(public))
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 def mask_seed(terms: MaskingTerms, own: KeyPair, peer: int, public: bytes) -> Seed:
