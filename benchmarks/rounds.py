@@ -25,7 +25,7 @@ from discreet.data.dataset import Dataset
 from discreet.errors import DataError
 from discreet.simulation import sample, simulate
 
-STEPS, BATCH, RATE, CLIENTS, FRACTION = 30, 10, 0.215, 1000, 0.1
+STEPS, BATCH, RATE, CLIENTS = 30, 10, 0.215, 1000
 
 
 def mnist() -> Dataset:
@@ -38,24 +38,24 @@ def mnist() -> Dataset:
         return Dataset("random images", "image", examples, examples, tuple("0123456789"))
 
 
-def experiment(model: str, rounds: int, seed: int, threads: int) -> discreet.Experiment:
+def experiment(model: str, cohort: int, threads: int) -> discreet.Experiment:
     return discreet.Experiment(
         data=discreet.Data(name="mnist", clients=CLIENTS),
         model=discreet.Model(name=model),
         scheme=discreet.FedAvg(steps=STEPS, batch_size=BATCH, learning_rate=RATE),
-        rounds=rounds,
-        fraction=FRACTION,
-        seed=seed,
+        rounds=1,
+        fraction=cohort / CLIENTS,
+        seed=1,
         eval_every=10_000,
         engine=discreet.Engine(workers=threads),
     )
 
 
-def cohort_batches(images: Tensor, labels: Tensor, seed: int) -> list[list[tuple[Tensor, Tensor]]]:
+def cohort_batches(images: Tensor, labels: Tensor, cohort: int) -> list[list[tuple[Tensor, Tensor]]]:
     """For each client of a round its batches, gathered beforehand: the loops below get them for free."""
-    chosen = np.random.default_rng(seed)
+    chosen = np.random.default_rng(1)
     found = []
-    for _ in range(int(CLIENTS * FRACTION)):
+    for _ in range(cohort):
         own = chosen.choice(len(images), 60, replace=False)
         order = np.concatenate([chosen.permutation(own) for _ in range(5)]).reshape(STEPS, BATCH)
         found.append([(images[torch.from_numpy(rows)], labels[torch.from_numpy(rows)]) for rows in order])
@@ -142,20 +142,23 @@ def main() -> None:
     )
     parser.add_argument("model", choices=["mlp", "cnn"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cohort", type=int, default=100, help="clients a round")
     parser.add_argument("--repeats", type=int, default=0, help="rounds of each contender (mlp 15, cnn 3)")
     chosen = parser.parse_args()
     repeats = chosen.repeats or {"mlp": 15, "cnn": 3}[chosen.model]
     torch.set_num_threads(chosen.threads)
     data = mnist()
-    federation = preparation.prepare(experiment(chosen.model, 1, 1, chosen.threads), data)
+    federation = preparation.prepare(experiment(chosen.model, chosen.cohort, chosen.threads), data)
     module = federation.task.learner.network.to_module(federation.task.initial()).train()
     start = [parameter.detach().clone() for parameter in module.parameters()]
     images = data.train.inputs.to(torch.float32) / 255
-    cohort = cohort_batches(images if chosen.model == "cnn" else images.flatten(1), data.train.targets, 1)
+    cohort = cohort_batches(
+        images if chosen.model == "cnn" else images.flatten(1), data.train.targets, chosen.cohort
+    )
     contenders: dict[str, Callable[[], float]] = {
-        "discreet": lambda: simulate(experiment(chosen.model, 1, 1, chosen.threads), data=data).result[
-            "seconds_per_round"
-        ],
+        "discreet": lambda: simulate(
+            experiment(chosen.model, chosen.cohort, chosen.threads), data=data
+        ).result["seconds_per_round"],
         "loop, autograd": lambda: seconds(lambda: loop_with_autograd(module, start, cohort)),
     }
     if chosen.model == "mlp":
@@ -170,7 +173,7 @@ def main() -> None:
     assert len(sample(federation.experiment, CLIENTS, 1)) == len(cohort)
     engine = federation.experiment.engine
     print(
-        f"{chosen.model}, {federation.task.parameters:,} parameters, {chosen.threads} threads, median of {repeats}"
+        f"{chosen.model}, {federation.task.parameters:,} parameters, {chosen.cohort} clients, {chosen.threads} threads, median of {repeats}"
     )
     print(
         f"path {engine.gradients}, {engine.lanes} lanes, {engine.workers} workers of {engine.threads} thread(s)"

@@ -9,19 +9,21 @@ import torch
 
 from discreet import preparation
 from discreet.cohort import Examples
-from discreet.config import Data, Engine, Experiment, Model
+from discreet.config import Data, Engine, Experiment, Model, Privacy
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
 from discreet.rounds import play_round
 from discreet.schemes import SCHEMES
 from discreet.schemes.base import Total
 from discreet.secure.groups import Reals
+from discreet.secure.ring import Ring
 
 SIZES = (7, 13, 0, 4, 20, 1, 9, 5)
 """Examples of each client: unequal, one client with none, one with a single one."""
 
 LANES = 3
 TIMES = ("seconds", "evaluation_seconds")
+NOISY = Privacy(noise_multiplier=0.5)
 SMALL = {"steps": 3, "batch_size": 4, "learning_rate": 0.1}
 
 
@@ -66,11 +68,17 @@ def scheme(name, **changes):
 
 
 def experiment(chosen, *, rounds=3, lanes=LANES, gradients="auto", workers=1, widths=(5,), **changes):
-    """`chosen`, a scheme or its name, on a small network; `widths` None where a test brings its own."""
+    """`chosen`, a scheme or its name, on a small network; `widths` None where a test brings its own.
+
+    Differentially private schemes get noise, and are summed in the clear, unless a test says otherwise.
+    """
+    chosen = scheme(chosen) if isinstance(chosen, str) else chosen
+    if chosen.private:
+        changes = {"privacy": NOISY, "secure": "none"} | changes
     return Experiment(
         data=Data(clients=len(SIZES)),
         model=Model() if widths is None else Model(options={"widths": list(widths)}),
-        scheme=scheme(chosen) if isinstance(chosen, str) else chosen,
+        scheme=chosen,
         rounds=rounds,
         engine=Engine(lanes=lanes, workers=workers, gradients=gradients),
         **changes,
@@ -108,14 +116,14 @@ def play(fed, pieces, *, round=1, state=None, kept=None):
     chosen, task = fed.scheme, fed.task
     state = chosen.init(task) if state is None else state
     kept = dict(kept or {})
-    everyone, totals = [], []
+    everyone, totals, participants = [], [], sum(map(len, pieces))
     playing = play_round(chosen, task, state, round)
     try:
         ask = next(playing)
         while True:
             by_client = {}
             for piece in pieces:
-                cohort = fed.cohort(np.array(piece, dtype=np.int64), round, kept)
+                cohort = fed.cohort(np.array(piece, dtype=np.int64), round, kept, participants)
                 given = chosen.contribute(task, ask.phase, ask.payload, ask.received, cohort)
                 for lane, client in enumerate(piece):
                     own = None if given.kept is None else given.kept[lane]
@@ -135,7 +143,8 @@ def play(fed, pieces, *, round=1, state=None, kept=None):
 
 def _add_up(partition, phase, by_client):
     groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
-    dtype = torch.float64 if isinstance(phase.group, Reals) else torch.int32
+    ring = isinstance(phase.group, Ring)
+    dtype = torch.float64 if isinstance(phase.group, Reals) else torch.int64 if ring else torch.int32
     values, count = torch.zeros(groups, phase.length, dtype=dtype), 0
     for client in sorted(by_client):
         elements, accepted, _, _ = by_client[client]
@@ -145,6 +154,9 @@ def _add_up(partition, phase, by_client):
             ]
             values[place] += elements.to(dtype)
             count += 1
+    if ring:
+        half = 2 ** (phase.group.bits - 1)
+        values = (values + half) % (2 * half) - half
     return Total(values[0] if phase.scope == "all" else values, count)
 
 

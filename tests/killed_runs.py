@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from discreet.config import Data, Engine, Experiment, Model
+from discreet.config import Data, Engine, Experiment, Model, Privacy
 from discreet.schemes import SCHEMES
 from discreet.simulation import simulate
 from federations import TIMES, dataset
@@ -27,6 +27,8 @@ BLOBS = dataset()
 
 
 def experiment(name, **changes):
+    if SCHEMES[name].private:
+        changes |= {"privacy": Privacy(noise_multiplier=2.0), "secure": "none"}
     return Experiment(
         data=Data(clients=4, **({} if name == "local" else {"holdout": 0.2})),
         model=Model(name="mlp", options={"widths": [3]}),
@@ -176,6 +178,6 @@ if __name__ == "__main__":
     gc.freeze()
     memory = "/dev/shm"  # no disk to wait for, where there is such a thing
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as scratch:
-        for name, thorough in (("fedavg", True), ("local", False)):
+        for name, thorough in (("fedavg", True), ("local", False), ("dp-signfed", False)):
             (Path(scratch) / name).mkdir()
             print(name, killed_everywhere(name, Path(scratch) / name, thorough))

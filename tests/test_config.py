@@ -15,6 +15,7 @@ from discreet.config import (
     Engine,
     Experiment,
     Model,
+    Privacy,
     from_table,
     load,
     parse,
@@ -26,7 +27,7 @@ from discreet.data.partition import PARTITIONS
 from discreet.errors import ConfigError, UnknownKey
 from discreet.network import network_of
 from discreet.preparation import CACHE_BYTES, MOST_LANES, resolve
-from discreet.schemes import SCHEMES, Centralized, FedAvg, FedSGD, SignFed
+from discreet.schemes import SCHEMES, Centralized, DPSignFed, FedAvg, FedSGD, SignFed
 
 
 def refused(table):
@@ -335,7 +336,21 @@ def experiments(draw):
     values |= {"batch_size": draw(st.integers(0, 99)), "weight_decay": draw(st.floats(0, 1))}
     if draw(st.booleans()):
         values |= {"optimizer": "adam", "optimizer_options": {"betas": [0.5, draw(st.floats(0.1, 0.9))]}}
+    if SCHEMES[name].private:
+        multiplier = draw(st.none() | RATES)
+        privacy = Privacy(
+            noise_multiplier=multiplier,
+            epsilon=draw(RATES if multiplier is None else st.none() | RATES),
+            delta=draw(st.floats(1e-12, 0.5)),
+            accountant=draw(st.sampled_from(["rdp", "pld", "best"])),
+            dropout_tolerance=draw(st.floats(0, 0.9)),
+            assumed_dishonest=draw(st.integers(0, 9)),
+        )
+    else:
+        privacy = None
     return Experiment(
+        privacy=privacy,
+        secure=draw(st.sampled_from(["auto", "none", "masked"] if privacy else ["auto", "none"])),
         scheme=SCHEMES[name](**{key: value for key, value in values.items() if key in fields}),
         data=Data(
             name="mnist",
@@ -371,7 +386,10 @@ def test_a_table_is_complete_and_its_keys_are_those_that_can_be_set():
         "loss": "auto",
         "widths": [3],
     }
-    assert {field.name for field in dataclasses.fields(Experiment)} == table.keys()
+    every_key = {field.name for field in dataclasses.fields(Experiment)}
+    assert every_key - {"privacy"} == table.keys()  # fedavg has none
+    noisy = Experiment(scheme=DPSignFed(), privacy=Privacy(noise_multiplier=1.0))
+    assert every_key == to_table(noisy).keys()
     assert table["data"]["path"] == "x" and "target" not in table["data"]
     sections = [key for key, value in table.items() if isinstance(value, dict)]
     assert list(table)[-len(sections) :] == sections  # TOML's plain keys have to come first

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from discreet.secure.groups import Reals, Signs, accumulate, decode, encode, wire_bytes, zeros
+from discreet.secure.groups import Reals, Signs, accumulate, decode, encode, lifted, wire_bytes, zeros
+from discreet.secure.ring import Ring
 from federations import same_bits
 
 SHAPES = st.tuples(st.integers(0, 4), st.integers(0, 40))
@@ -62,7 +63,40 @@ def test_bytes_as_they_come_from_a_message_are_decoded(case):
     assert same_bits(decode(group, received, elements.shape[1]), elements)
 
 
-@pytest.mark.parametrize("group", [Reals(), Reals(torch.float64), Signs()])
+@st.composite
+def integers(draw):
+    """Signed integers, most of them outside the ring's range."""
+    shape, bits = draw(SHAPES), draw(st.integers(1, 64))
+    values = draw(arrays.arrays(np.int64, shape, elements=st.integers(-(2**63), 2**63 - 1)))
+    return Ring(bits), torch.from_numpy(values)
+
+
+@given(integers(), st.data())
+def test_integers_are_summed_modulo_the_ring_however_they_are_cut(case, data):
+    ring, elements = case
+    count, length = elements.shape
+    body = encode(ring, elements)
+    assert body.dtype == np.uint8 and body.shape == (count, wire_bytes(ring, length))
+    assert wire_bytes(ring, length) == -(-length * ring.bits // 8)
+    received = decode(ring, body, length)
+    cut = data.draw(st.integers(0, count))
+    total = zeros(ring, (length,))
+    for part in (received[:cut], received[cut:]):
+        accumulate(ring, total, part)
+    modulus, half = 2**ring.bits, 2 ** (ring.bits - 1)
+    plain = [sum(row[place] for row in elements.tolist()) for place in range(length)]  # of Python's integers
+    assert lifted(ring, total).tolist() == [(value + half) % modulus - half for value in plain]
+    assert lifted(ring, total).dtype == torch.int64
+
+
+def test_only_totals_of_rings_are_lifted():
+    for group in (Reals(), Signs()):
+        total = zeros(group, (2,)) + 300
+        assert same_bits(lifted(group, total), total)
+    assert lifted(Ring(8), torch.tensor([300, 127, 128])).tolist() == [44, 127, -128]
+
+
+@pytest.mark.parametrize("group", [Reals(), Reals(torch.float64), Signs(), Ring(5), Ring(33)])
 @pytest.mark.parametrize("shape", [(3,), (2, 5, 1), (2, 0)])
 def test_a_body_of_the_wrong_shape_is_refused(group, shape):
     with pytest.raises(ValueError, match=f"rows of {wire_bytes(group, 20)} bytes"):
@@ -110,7 +144,9 @@ def test_reals_are_added_in_order_however_they_are_cut(kind, rows, data):
     assert total.dtype == torch.float64 and total.tolist() == plain
 
 
-@pytest.mark.parametrize(("group", "dtype"), [(Reals(), torch.float64), (Signs(), torch.int32)])
+@pytest.mark.parametrize(
+    ("group", "dtype"), [(Reals(), torch.float64), (Signs(), torch.int32), (Ring(9), torch.int64)]
+)
 def test_the_neutral_total_is_zero_in_the_totals_type(group, dtype):
     total = zeros(group, (2, 3))
     assert total.shape == (2, 3) and total.dtype == dtype and not total.any()

@@ -25,6 +25,7 @@ from discreet.secure.masking import (
     plan_graph,
     shamir,
 )
+from discreet.secure.masking.graph import arrange
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -124,6 +125,32 @@ def test_a_sparse_graph_sums_or_aborts_as_its_definition_says():
             assert total.values.tolist() == plain_sum(about, play.inputs, total.survivors)
             outcomes["summed"] += 1
     assert min(outcomes["aborted"], outcomes["summed"]) >= 10
+
+
+def test_a_dropout_without_surviving_neighbours_need_not_be_recovered():
+    # on the circle 7 in a row are lost; the one in the middle sent keys and has nobody left who masked with it
+    about = terms(16, degree=6, threshold=2)
+    row = arrange(about.cohort, about.nonce)[:7]
+    play = MaskedRound(about)
+    play.play(until=Stage.SHARE, silent=[row[2], row[4]])
+    play.play(until=Stage.MASK)
+    play.silent |= set(row)
+    total = play.play()
+    assert not set(about.neighbours[row[3]]) & set(total.survivors)
+    assert total.survivors == tuple(sorted(set(about.cohort) - set(row)))
+    assert total.values.tolist() == plain_sum(about, play.inputs, total.survivors)
+
+
+def test_nobody_there_at_all():
+    with pytest.raises(RoundAborted) as caught:
+        masked_sum(
+            np.zeros((3, 1), np.uint8),
+            8,
+            threshold=2,
+            dropouts={Stage.ADVERTISE: [0, 1, 2]},
+            randomness=Seeded(1),
+        )
+    assert caught.value.survivors == ()
 
 
 def test_a_planned_graph_for_a_hundred():
@@ -306,6 +333,7 @@ def test_an_aborted_round_gives_no_total():
     with pytest.raises(RoundAborted):
         play.deliver()
     assert play.server.stage is None
+    assert play.server.expected == ()
     for refused in (play.server.total, play.server.close_stage, lambda: play.server.collect(12, b"")):
         with pytest.raises(LocalProtocolError):
             refused()
@@ -391,6 +419,28 @@ def test_points_of_low_order_are_known():
     for number in (*range(2, 30), field - 2, field + 2):
         public = number.to_bytes(32, "little")
         assert keys.usable(public) and not low_order(public)
+
+
+def test_every_secret_is_shared_by_a_polynomial_of_its_own():
+    # had two secrets the same polynomial but for the value at 0, the difference of their shares would be constant
+    play = at(Stage.UNMASK)
+    states = [
+        ClientState.from_bytes(party.state_bytes(), play.about, None) for party in play.clients.values()
+    ]
+    held = [dict(state.held) for state in states]
+    polynomials = [
+        [getattr(each[owner], kind) for each in held]
+        for owner in play.about.cohort
+        for kind in ("seed", "key")
+    ]
+    for one, other in itertools.combinations(polynomials, 2):
+        differences = {(a - b) % shamir.PRIME for a, b in zip(one, other, strict=True)}
+        assert len(differences) == len(one)
+    secrets = secrets_of(play, 11)
+    assert secrets.coefficients(play.about, 11, b"seed") != secrets.coefficients(terms(round=4), 11, b"seed")
+    # what was shared is what the masks were made from
+    shares = dict(zip(range(1, 6), polynomials[3], strict=True))
+    assert shamir.recover(shares, 3).to_bytes(32, "little") == secrets.mask
 
 
 # -- what clients refuse
@@ -528,6 +578,21 @@ def test_a_ciphertext_for_somebody_else_or_sent_back_is_refused():
     own = dict(SharedKeys.from_bytes(play.sent[Stage.SHARE][11], play.about, peer=11, client=11).sealed)
     reflected = with_sealed(play, 11, lambda sealed: sealed | {13: own[13]})
     refused_by_client(11, play, Stage.MASK, reflected, "not authentic", peer=13)
+
+
+def test_an_authentic_ciphertext_without_shares_is_refused():
+    play = at(Stage.MASK)
+    sender = keys.KeyPair.of(13, secrets_of(play, 13).channel)
+    receiver = keys.public_key(secrets_of(play, 11).channel)
+    wrong = keys.channel(play.about, sender, 11, receiver, outgoing=True).seal(shamir.PRIME, 1)
+    refused_by_client(
+        11,
+        play,
+        Stage.MASK,
+        with_sealed(play, 11, lambda sealed: sealed | {13: wrong}),
+        "not two shares",
+        peer=13,
+    )
 
 
 def test_a_ciphertext_from_a_client_that_sent_no_keys_is_refused():

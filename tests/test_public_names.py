@@ -1,5 +1,7 @@
+import ast
 import inspect
-import types
+import subprocess
+import sys
 
 import pytest
 
@@ -7,14 +9,30 @@ import discreet
 
 
 def test_all_is_what_is_exported():
-    exported = {
-        name
-        for name, value in vars(discreet).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
-    assert exported == set(discreet.__all__)
+    exported = set(dir(discreet))
+    assert exported == set(discreet.__all__) == set(discreet._PLACES)
     assert len(discreet.__all__) == len(set(discreet.__all__))
-    assert {"SCHEMES", "simulate", "load", "Experiment", "DiscreetError"} <= exported
+    assert {"SCHEMES", "simulate", "load", "Experiment", "Privacy", "DiscreetError"} <= exported
+
+
+def test_what_type_checkers_see_is_what_is_imported():
+    """The names stand in a branch that never runs, so nothing but this test compares them."""
+    tree = ast.parse(inspect.getsource(discreet))
+    (branch,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: part.module for part in branch.body for alias in part.names}
+    assert seen == discreet._PLACES
+
+
+def test_another_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'FedWhat'"):
+        discreet.FedWhat  # noqa: B018
+
+
+def test_importing_the_package_loads_no_torch():
+    """The command line answers at once because of it."""
+    script = "import sys, discreet; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("name", discreet.__all__)

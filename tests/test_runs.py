@@ -157,10 +157,19 @@ def test_more_rounds_or_another_machine_are_the_same_experiment(tmp_path):
     path = tmp_path / "run"
     with open_run(path, PLAN):
         pass
-    engine = dataclasses.replace(PLAN.engine, workers=7, threads=2)
+    engine = dataclasses.replace(PLAN.engine, workers=7)
     with open_run(path, dataclasses.replace(PLAN, rounds=9, engine=engine), resume=True):
         settings = tomllib.loads((path / "config.toml").read_text())
     assert settings["rounds"] == 9 and settings["engine"]["workers"] == 7
+
+
+def test_other_threads_are_another_experiment(tmp_path):
+    """Sums within a matrix product depend on how many threads share it, so a resumed run would differ."""
+    with open_run(tmp_path, PLAN):
+        pass
+    engine = dataclasses.replace(PLAN.engine, threads=2)
+    with pytest.raises(RunFolderError, match=r"engine\.threads is 1 there and 2 here"):
+        open_run(tmp_path, dataclasses.replace(PLAN, engine=engine), resume=True).__enter__()
 
 
 @pytest.mark.parametrize("content", [b"rounds = ", b"\xff\xfe", b"rounds = 'x'", b"[data]\n", b""])
@@ -342,7 +351,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been():
     assert (ended.returncode, ended.stderr) == (0, "")
     counts = dict(line.split() for line in ended.stdout.splitlines())
     # two rounds, each with an opened, two half-written and a renamed file for each of three, are at least this many
-    assert int(counts["fedavg"]) > 60 and int(counts["local"]) > 20
+    assert int(counts["fedavg"]) > 60 and int(counts["local"]) > 20 and int(counts["dp-signfed"]) > 20
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

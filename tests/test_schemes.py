@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from discreet import preparation, simulate
 from discreet.cohort import Examples
-from discreet.config import from_table, to_table, to_toml
+from discreet.config import Privacy, from_table, to_table, to_toml
 from discreet.data.partition import Partition
 from discreet.errors import Diverged
+from discreet.sampling import sample
 from discreet.schemes import SCHEMES
 from discreet.secure.groups import wire_bytes
-from discreet.simulation import sample
 from federations import (
     SIZES,
     assert_same_run,
@@ -38,7 +38,10 @@ DATA = dataset()
 CLIENTS = list(range(len(SIZES)))
 WITH_DATA = [client for client in CLIENTS if SIZES[client]]
 FEDERATED = [name for name, kind in SCHEMES.items() if not kind.pooled]
-EXPERIMENTS = {name: experiment(name) for name in SCHEMES}
+# a private scheme's clients always send noise: tests/test_schemes_private.py has its laws where they differ
+PLAIN = [name for name, kind in SCHEMES.items() if not kind.private]
+PLAIN_FEDERATED = [name for name in FEDERATED if name in PLAIN]
+SAMPLED = [name for name in FEDERATED if not SCHEMES[name].everyone]
 FEDERATIONS = {
     (name, path): federation(name, DATA, gradients=path)
     for name in FEDERATED
@@ -47,6 +50,9 @@ FEDERATIONS = {
 
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
 every_federated = pytest.mark.parametrize("name", FEDERATED)
+every_plain = pytest.mark.parametrize("name", PLAIN)
+every_plain_federated = pytest.mark.parametrize("name", PLAIN_FEDERATED)
+every_sampled = pytest.mark.parametrize("name", SAMPLED)
 every_path = pytest.mark.parametrize("path", ["layers", "vmap", "autograd"])
 
 
@@ -74,7 +80,8 @@ def test_it_is_a_frozen_dataclass_that_says_what_it_does(name):
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
     assert one == kind() and repr(one).startswith(f"{kind.__name__}(")
     assert kind.summary and "\n" not in kind.summary and len(kind.summary) <= 100
-    assert isinstance(kind.pooled, bool) and isinstance(kind.splits_columns, bool)
+    for name in ("pooled", "everyone", "splits_columns", "private"):
+        assert isinstance(getattr(kind, name), bool)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(one, dataclasses.fields(kind)[0].name, None)
 
@@ -113,14 +120,21 @@ def test_its_messages_have_a_constant_length(name):
 # ---- a client's contribution is its own
 
 
-def assert_same_contributions(one, other):
+def senders(name, clients, fed):
+    """Which of some clients send something: those with examples, and with private schemes all, as noise is sent."""
+    if SCHEMES[name].private:
+        return clients
+    return [client for client in clients if len(fed.partition.indices(fed.partition.row_of(client)))]
+
+
+def assert_same_contributions(name, one, other):
     for mine, theirs in zip(one, other, strict=True):
         for client in theirs:
             (elements, accepted, loss, kept), (elements_, accepted_, loss_, kept_) = (
                 mine[client],
                 theirs[client],
             )
-            assert accepted == accepted_ == bool(SIZES[client])
+            assert accepted == accepted_ == (SCHEMES[name].private or SIZES[client] > 0)
             if accepted:
                 assert same_bits(elements, elements_) and same_bits(loss, loss_)
             assert (kept is None) == (kept_ is None)
@@ -133,10 +147,10 @@ def test_a_cohort_stacked_is_each_client_alone(name, path):
     fed = FEDERATIONS[name, path]
     together = play(fed, [CLIENTS])
     alone = play(fed, [[client] for client in CLIENTS])
-    assert_same_contributions(together.given, alone.given)
+    assert_same_contributions(name, together.given, alone.given)
     again = play(fed, [CLIENTS], round=2, state=together.state, kept=together.kept)
     apart = play(fed, [[client] for client in CLIENTS], round=2, state=alone.state, kept=alone.kept)
-    assert_same_contributions(again.given, apart.given)
+    assert_same_contributions(name, again.given, apart.given)
 
 
 @st.composite
@@ -154,7 +168,7 @@ def pieces(draw):
 def test_neither_order_nor_chunks_change_a_contribution(name, cut, path):
     fed = FEDERATIONS[name, path]
     straight, mixed = play(fed, [CLIENTS]), play(fed, cut)
-    assert_same_contributions(straight.given, mixed.given)
+    assert_same_contributions(name, straight.given, mixed.given)
     assert all(
         same_bits(getattr(straight.state, field.name), getattr(mixed.state, field.name))
         for field in dataclasses.fields(straight.state)
@@ -222,17 +236,18 @@ def test_the_driver_plays_the_rounds_that_are_played_by_hand(name):
     for field in dataclasses.fields(two.state):
         assert same_bits(result.checkpoint.tensors[f"state.{field.name}"], getattr(two.state, field.name))
     with_data = [client for client in ids if len(fed.partition.indices(fed.partition.row_of(client)))]
+    sending = senders(name, ids, fed)
     for client, own in zip(
         result.checkpoint.facts["kept"], result.checkpoint.tensors.get("kept", ()), strict=True
     ):
         assert same_bits(own, two.kept[client])
     phases = fed.scheme.phases(fed.task)
     for line in result.metrics:
-        assert line["participants"] == len(with_data) == two.totals[0].count
+        assert line["participants"] == len(sending) == two.totals[0].count
         assert line["empty"] == len(ids) - len(with_data)
         assert line["dropped"] == []
         assert line["uplink_bytes"] == sum(
-            len(with_data) * wire_bytes(phase.group, phase.length) for phase in phases
+            len(sending) * wire_bytes(phase.group, phase.length) for phase in phases
         )
         assert np.isfinite(line["train_loss"])
 
@@ -249,8 +264,9 @@ def test_the_same_seed_is_the_same_run_and_another_is_another(name):
 
 @every_scheme
 def test_it_learns(name):
-    chosen = scheme(name, learning_rate=0.3, server_learning_rate=0.02 if name == "signfed" else 1.0)
-    result = simulate(experiment(chosen, rounds=20), data=DATA)
+    chosen = scheme(name, learning_rate=0.3, server_learning_rate=0.02 if "signfed" in name else 1.0)
+    quiet = {"privacy": Privacy(noise_multiplier=0.15)} if chosen.private else {}
+    result = simulate(experiment(chosen, rounds=20, **quiet), data=DATA)
     assert result.metrics[-1]["train_loss"] < 0.8 * result.metrics[0]["train_loss"]
     assert result.final["accuracy"] > 0.5  # guessing gives a third
 
@@ -288,7 +304,15 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(name, after, tmp_
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(resumed.metrics)
     results = [json.loads((tmp_path / part / "result.json").read_text()) for part in ("whole", "cut")]
-    for key in ("final", "best", "uplink_bytes", "downlink_bytes", "bits_per_parameter", "participants"):
+    for key in (
+        "final",
+        "best",
+        "uplink_bytes",
+        "downlink_bytes",
+        "bits_per_parameter",
+        "participants",
+        "privacy",
+    ):
         assert results[0][key] == results[1][key]
 
 
@@ -311,7 +335,7 @@ def test_its_state_survives_a_checkpoint(name):
 # ---- nobody, nothing, and nonsense
 
 
-@every_federated
+@every_plain_federated
 def test_a_client_without_examples_adds_nothing_and_is_not_counted(name):
     fed = federation(name, DATA)
     with_it, without = play(fed, [CLIENTS]), play(fed, [WITH_DATA])
@@ -335,7 +359,7 @@ def assert_nothing_happened(result, name):
     assert result.result["bits_per_parameter"] == 0
 
 
-@every_federated
+@pytest.mark.parametrize("name", [name for name in SAMPLED if name in PLAIN])
 def test_a_round_in_which_nobody_has_examples_leaves_the_state(name):
     partition = deal([0] * 7 + [9])
     chosen = {"fraction": 1 / 8, "rounds": 2}
@@ -347,14 +371,21 @@ def test_a_round_in_which_nobody_has_examples_leaves_the_state(name):
     assert [line["empty"] for line in result.metrics] == [1, 1]
 
 
-@every_scheme
+@every_plain
 def test_a_run_in_which_nobody_has_examples_ends_where_it_began(name):
     result = simulate(experiment(name), data=DATA, partition=deal([0] * 4))
     assert_nothing_happened(result, name)
     assert [line["empty"] for line in result.metrics] == [result.result["participants"]] * 3
 
 
-@every_federated
+@pytest.mark.parametrize("name", [name for name, kind in SCHEMES.items() if kind.everyone])
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_where_everyone_takes_part_the_fraction_does_not_matter(name, sampling):
+    assert name not in SAMPLED
+    assert_same_run(run(name), run(name, fraction=0.2, sampling=sampling))
+
+
+@every_sampled
 def test_an_empty_poisson_round_leaves_the_state(name):
     result = run(name, sampling="poisson", fraction=1e-9)
     assert_nothing_happened(result, name)
@@ -378,7 +409,7 @@ def run_poisoned(monkeypatch, chosen, clients, *, partition=None, value=float("n
     return simulate(chosen, data=DATA, partition=deal() if partition is None else partition, **others)
 
 
-@every_federated
+@every_plain_federated
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_whose_update_is_not_finite_is_dropped_by_name(name, value, monkeypatch):
     # client 0 holds example 0 of all, with which others' batches must not be padded

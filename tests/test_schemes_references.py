@@ -102,18 +102,19 @@ def test_nothing_is_sent(kind):
         result.model()
 
 
-def test_a_local_client_that_sits_out_keeps_its_model():
+def test_every_local_client_trains_in_every_round_whatever_the_fraction():
     chosen = Local(**SETTINGS)
     runs = [
-        simulate(experiment(chosen, rounds=rounds, fraction=0.5, seed=3), data=DATA, partition=deal())
+        simulate(experiment(chosen, rounds=rounds, fraction=0.25, seed=3), data=DATA, partition=deal())
         for rounds in (1, 2)
     ]
     kept = [
         dict(zip(one.checkpoint.facts["kept"], one.checkpoint.tensors["kept"], strict=True)) for one in runs
     ]
-    assert kept[0].keys() < kept[1].keys()
-    changed = [client for client in kept[0] if not torch.equal(kept[0][client], kept[1][client])]
-    assert 0 < len(changed) < len(kept[0])
+    with_data = {client for client, size in enumerate(SIZES) if size}
+    assert kept[0].keys() == kept[1].keys() == with_data
+    assert not any(torch.equal(kept[0][client], kept[1][client]) for client in with_data)
+    assert [line["participants"] for line in runs[1].metrics] == [len(with_data)] * 2
 
 
 def test_a_local_model_that_becomes_nan_is_kept_as_it_was():

@@ -13,10 +13,10 @@ from discreet import simulate
 from discreet.config import Data
 from discreet.data.partition import Partition
 from discreet.evaluation import Evaluation
+from discreet.sampling import sample
 from discreet.schemes import SCHEMES, FedAvg, SignFed
 from discreet.schemes.base import Contribution, Phase, SharedModel, Total
 from discreet.secure.groups import Reals, accumulate, zeros
-from discreet.simulation import sample
 from federations import LANES, SIZES, assert_same_run, dataset, deal, experiment
 
 DATA = dataset(features=7)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError
 from discreet.privacy.accounting import calibrate, rounds_within
+from discreet.privacy.noise import LARGEST, SMALLEST
 from discreet.privacy.planning import largest_cohort
 from discreet.privacy.promise import Promise
-from discreet.privacy.releases import Noise
+from discreet.privacy.releases import DiscreteGaussianSum, Poisson, Sampling
 from discreet.sampling import how_sampled
 from discreet.schemes.base import Task
 
@@ -42,8 +44,8 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         assumed_dishonest=asked.assumed_dishonest,
     )
 
-    def noise(multiplier: float) -> Noise:
-        made: Noise = experiment.scheme.release(
+    def noise(multiplier: float) -> DiscreteGaussianSum:
+        made: DiscreteGaussianSum = experiment.scheme.release(
             replace(task, promise=replace(promise, noise_multiplier=multiplier))
         ).noise
         return made
@@ -54,6 +56,7 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         )
         promise, asked = replace(promise, noise_multiplier=found), replace(asked, noise_multiplier=found)
     task = replace(task, promise=promise)
+    _check_shares(promise, noise(promise.noise_multiplier).std, smallest_cohort(sampling, clients))
     allowed = None
     if asked.epsilon is not None:
         allowed = rounds_within(
@@ -71,3 +74,25 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
             )
     secure = "masked" if experiment.secure == "auto" else experiment.secure
     return replace(experiment, privacy=asked, secure=secure), task, allowed
+
+
+def smallest_cohort(drawn: Sampling, clients: int) -> int:
+    """No round that draws anyone draws fewer, but with probability below 1e-9 a round."""
+    if not isinstance(drawn, Poisson):
+        return drawn.cohort
+    from scipy.stats import binom  # late: slow to import
+
+    return max(1, int(binom.ppf(1e-9, clients, drawn.probability)))
+
+
+def _check_shares(promise: Promise, deviation: float, smallest: int) -> None:
+    """Refuse, before anything runs, noise whose shares are too small or too large to be drawn."""
+    for participants in (smallest, promise.largest_cohort):
+        share = deviation / math.sqrt(promise.shares(participants))
+        if not SMALLEST <= share <= LARGEST:
+            raise ConfigError(
+                "privacy.noise_multiplier",
+                promise.noise_multiplier,
+                f"one with which a client's share of noise, {share:.3g} steps of the integers here, "
+                f"is from {SMALLEST} to {LARGEST:.0e}",
+            )

@@ -35,7 +35,7 @@ class Tally:
     def __init__(self) -> None:
         self.accepted: set[int] = set()
         self.empty: set[int] = set()
-        self.dropped: set[int] = set()
+        self.rejected: set[int] = set()
         self.withheld: set[int] = set()
         self.released = True
         self.losses: list[float] = []
@@ -47,16 +47,19 @@ class Tally:
         accepted, sizes = given.accepted.cpu().numpy(), cohort.sizes
         losses = given.losses.cpu().double().numpy()
         self.empty |= set(cohort.ids[sizes == 0].tolist())
-        self.dropped |= set(cohort.ids[~accepted & (sizes > 0)].tolist())
-        # who is dropped in one phase of a round is no participant of it
+        self.rejected |= set(cohort.ids[~accepted & (sizes > 0)].tolist())
+        # who is dropped in one phase of a round is no participant of it; who sends noise without an update is one
         self.accepted |= set(cohort.ids[accepted].tolist())
-        self.accepted -= self.dropped
+        self.accepted -= self.rejected
         if given.withheld is not None:
-            withheld = set(cohort.ids[given.withheld.cpu().numpy()].tolist())
-            self.withheld |= withheld
-            self.dropped |= withheld - self.empty
+            self.withheld |= set(cohort.ids[given.withheld.cpu().numpy()].tolist())
         self.losses += losses[np.isfinite(losses) & accepted].tolist()
         self.uplink += uplink
+
+    @property
+    def dropped(self) -> set[int]:
+        """Who had examples, and no update to send that is finite."""
+        return self.rejected | (self.withheld - self.empty)
 
     @property
     def diverged(self) -> bool:
@@ -127,7 +130,8 @@ def answer(
             accumulate(phase.group, values[group], received.elements[torch.from_numpy(places == group)])
     promise = federation.task.promise
     if promise is not None and count < promise.needed(len(ids)):
-        tally.released = False
+        # that nobody at all was drawn is seen, and a release like any other; its sum is nothing
+        tally.released = not len(ids)
         return Total(values[0], 0)  # fewer shares of noise than were promised: nobody sees this sum
     if masked:
         return _masked(federation, ask, masked, tally)

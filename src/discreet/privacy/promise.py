@@ -49,6 +49,20 @@ class Promise:
         """
         return _tabled(deviation / math.sqrt(self.shares(participants)))
 
+    @property
+    def most_noise(self) -> float:
+        """Standard deviation of a sum's noise over the promised one, where it is largest: nobody drops out or cheats.
+
+        A round of no more participants than `assumed_dishonest` counts for nothing, as its sum is never released.
+        """
+        return _most_noise(self)
+
+
+@lru_cache(maxsize=64)
+def _most_noise(promise: Promise) -> float:
+    participants = range(promise.assumed_dishonest + 1, promise.largest_cohort + 1)
+    return math.sqrt(max((count / promise.shares(count) for count in participants), default=1.0))
+
 
 @lru_cache(maxsize=64)
 def _tabled(deviation: float) -> DiscreteGaussian:

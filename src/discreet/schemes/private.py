@@ -55,11 +55,10 @@ class DPSignFed(SharedModel, LocalTraining):
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One sum: the noisy votes."""
         promise, n = _promise(task), task.parameters
-        if self.modulus == "paper":
-            bits = bits_by_paper_rule(n, promise.largest_cohort, promise.noise_multiplier)
-        else:
-            deviation = math.sqrt(n) * promise.noise_multiplier
-            bits = bits_for_sum(1, promise.largest_cohort, deviation)
+        deviation = math.sqrt(n) * promise.noise_multiplier * promise.most_noise
+        bits = bits_for_sum(1, promise.largest_cohort, deviation)
+        if self.modulus == "paper":  # whose rule is the larger one, but for one or two clients
+            bits = max(bits, bits_by_paper_rule(n, promise.largest_cohort, promise.noise_multiplier))
         return (Phase("votes", Ring(bits), n),)
 
     def contribute(
@@ -106,7 +105,8 @@ class DPFedAvg(SharedModel, LocalTraining):
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One sum: the noisy updates."""
         promise, norm = _promise(task), self.norm_in_steps(task)
-        bits = bits_for_sum(norm, promise.largest_cohort, norm * promise.noise_multiplier)
+        deviation = norm * promise.noise_multiplier * promise.most_noise
+        bits = bits_for_sum(norm, promise.largest_cohort, deviation)
         return (Phase("update", Ring(bits), task.parameters),)
 
     def norm_in_steps(self, task: Task) -> float:

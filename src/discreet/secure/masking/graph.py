@@ -184,10 +184,10 @@ def plan_graph(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if threshold_for(2 * middle) is not None else (middle, high)
-    degree = 2 * high if threshold_for(2 * high) is not None else clients - 1
-    threshold = threshold_for(degree)
+    degree, threshold = 2 * high, threshold_for(2 * high)
     if threshold is None:
-        raise ConfigError("clients", clients, f"a cohort of which at least 2 remain when {gone} drop out")
+        # the complete graph always does: corrupt clients are fewer than those that remain
+        degree, threshold = clients - 1, clients - gone
     found = failures(clients, degree, threshold, dropped=gone, corrupt=bad)
     return GraphPlan(clients, degree, threshold, gone, bad, found)
 

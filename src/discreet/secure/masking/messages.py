@@ -19,6 +19,7 @@ has copied anything. `client` is the sender, or the receiver of what comes from 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -38,7 +39,7 @@ _KEYS_BYTES = 2 * keys.KEY_BYTES + 1 + keys.SIGNATURE_BYTES
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(ABC):
     """What all messages have in common.
 
     Args:
@@ -49,23 +50,23 @@ class Message:
     client: int
 
     @classmethod
+    @abstractmethod
     def body_bytes(cls, terms: MaskingTerms) -> int:
         """The length of the body."""
-        raise NotImplementedError
 
     @classmethod
     def size(cls, terms: MaskingTerms) -> int:
         """The length of the message."""
         return _HEADER.size + cls.body_bytes(terms)
 
+    @abstractmethod
     def body(self, terms: MaskingTerms) -> bytes:
         """The part after the header."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def parse(cls, client: int, body: memoryview, terms: MaskingTerms) -> Self:
         """The message with this body of the right length; LocalProtocolError if there is none."""
-        raise NotImplementedError
 
     def to_bytes(self, terms: MaskingTerms) -> bytes:
         """The message as it is sent: `size(terms)` bytes.
