@@ -122,6 +122,7 @@ def test_nothing_is_left_to_chance_in_the_complete_graph(threshold, dropped, cor
     [
         (3, 0, 0),
         (10, 0.2, 0.1),
+        (10, 0.4, 0.4),
         (100, 0.1, 0.1),
         (1000, 0.3, 0.05),
         (1000, 0.05, 0.3),

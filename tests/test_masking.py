@@ -13,7 +13,7 @@ from scipy import stats
 
 from discreet.errors import ConfigError, LocalProtocolError, RemoteProtocolError, RoundAborted
 from discreet.randomness import Seeded, SystemRandom
-from discreet.secure.expansion import expand
+from discreet.secure.expansion import Seed, accumulate, expand
 from discreet.secure.masking import (
     STAGES,
     MaskingClient,
@@ -26,6 +26,7 @@ from discreet.secure.masking import (
     shamir,
 )
 from discreet.secure.masking.graph import arrange
+from discreet.secure.masking.masks import add_masks
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -262,6 +263,23 @@ def test_a_vector_that_does_not_fit_is_refused_and_the_client_can_go_on(vector):
     with pytest.raises(LocalProtocolError, match="expected a vector of 4"):
         play.clients[10].mask(play.inbox[10], vector)
     assert play.play().survivors == tuple(play.about.cohort)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_threads_change_nothing(threads):
+    ring, generator = Ring(7), random.Random(1)
+    seeds = [Seed(generator.randbytes(32)) for _ in range(13)]
+    # as much key stream as makes it worth 3 threads
+    expected = ring.zeros(1_000_000) + np.uint8(5)
+    total = expected.copy()
+    accumulate(ring, expected, seeds[:5], seeds[5:])
+    add_masks(ring, total, seeds[:5], seeds[5:], threads)
+    assert (total == expected).all()
+
+
+def test_there_is_no_work_without_a_thread():
+    with pytest.raises(ConfigError, match="threads"):
+        add_masks(Ring(8), Ring(8).zeros(4), [], [], 0)
 
 
 # -- what the server can know

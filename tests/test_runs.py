@@ -158,7 +158,11 @@ def test_more_rounds_or_another_machine_are_the_same_experiment(tmp_path):
     with open_run(path, PLAN):
         pass
     engine = dataclasses.replace(PLAN.engine, workers=7)
-    with open_run(path, dataclasses.replace(PLAN, rounds=9, engine=engine), resume=True):
+    longer = dataclasses.replace(PLAN, rounds=9, engine=engine)
+    before = (path / "config.toml").read_bytes()
+    with open_run(path, longer, resume=True) as folder:
+        assert (path / "config.toml").read_bytes() == before  # the checkpoint may yet be refused
+        folder.adopt(longer)
         settings = tomllib.loads((path / "config.toml").read_text())
     assert settings["rounds"] == 9 and settings["engine"]["workers"] == 7
 

@@ -166,7 +166,7 @@ def test_no_client_moves_the_sum_by_more_than_the_claimed_norm(name, rows):
     norms = integers.double().norm(dim=1)
     assert (norms <= norm_of(fed) * (1 + 1e-12)).all()
     assert everyone.accepted.all()
-    without, fewer = given_changes(fed, rows[:-1])
+    _, fewer = given_changes(fed, rows[:-1])
     moved = integers.sum(0) - fewer.sum(0)
     assert float(moved.double().norm()) <= norm_of(fed) * (1 + 1e-12)
     assert torch.equal(moved, integers[-1])

@@ -238,6 +238,36 @@ def test_a_model_and_a_loss_of_ones_own_are_named_in_the_folder(blobs, tmp_path)
     assert_same_run(run, again)
 
 
+@pytest.mark.parametrize("names", [(), ("data",), ("data", "model", "loss"), ("data", "partition")])
+def test_what_came_from_python_is_written_down_and_can_only_be_repeated_there(blobs, tmp_path, names):
+    plan = Experiment(rounds=1, data=Data(clients=8), scheme=FedAvg(steps=1))
+    objects = {"data": blobs, "partition": deal(), "model": Net, "loss": smooth}
+    given = {name: objects[name] for name in names}
+    run = simulate(plan, **given, out=tmp_path)
+    assert run.experiment.given == list(names)
+    settings = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert settings["given"] == list(names)
+    if names:
+        with pytest.raises(ConfigError, match=r"^given .*from Python"):
+            config.load(str(tmp_path / "config.toml"))
+    else:
+        assert config.load(str(tmp_path / "config.toml")) == run.experiment
+    more = simulate(dataclasses.replace(plan, rounds=2), **given, out=tmp_path, resume=True)
+    assert len(more.metrics) == 2
+
+
+def test_without_privacy_sums_are_in_the_clear(blobs, tmp_path):
+    run = simulate(experiment("fedavg", rounds=1), data=blobs, out=tmp_path)
+    assert run.result["secure"] == run.experiment.secure == "none" and run.result["privacy"] is None
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["secure"] == "none"
+    assert run.result["notes"] == [] and "released" not in run.metrics[0]
+
+
+def test_there_is_nothing_to_resume_without_a_folder(blobs):
+    with pytest.raises(ConfigError, match=r"^out .*the run folder to go on with"):
+        simulate(experiment("fedavg"), data=blobs, resume=True)
+
+
 def test_a_ready_made_model_starts_from_its_own_weights(blobs):
     torch.manual_seed(5)
     ours = Net((6,), 3)
@@ -270,8 +300,10 @@ def test_a_folder_made_with_other_data_is_refused(blobs, tmp_path, change, said)
     given = {"data": blobs, "partition": deal()}
     simulate(experiment("fedavg"), **given, out=tmp_path)
     longer = experiment("fedavg", rounds=4)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with pytest.raises(RunFolderError, match=said):
         simulate(longer, **(given | change(blobs)), out=tmp_path, resume=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert len(simulate(longer, **given, out=tmp_path, resume=True).metrics) == 4
 
 
@@ -346,7 +378,7 @@ def test_a_folder_that_cannot_be_had_is_found_out_before_data_is_read(tmp_path):
     missing = Experiment(data=Data(name="table", path="no.csv", target="y"))
     with pytest.raises(RunFolderError, match="not empty"):
         simulate(missing, out=tmp_path)
-    with pytest.raises(DataError, match=r"no\.csv"):
+    with pytest.raises(ConfigError, match=r"data\.path .*no\.csv"):
         simulate(missing, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

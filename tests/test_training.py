@@ -407,6 +407,9 @@ def test_augmented_batches_by_hand():
         ({"optimizer": "adam", "momentum": 0.9}, "scheme.momentum"),
         ({"optimizer": "rprop", "weight_decay": 0.1}, "scheme.weight_decay"),
         ({"optimizer_options": {"nosuch": 1}}, "scheme.optimizer_options"),
+        ({"optimizer_options": {"lr": 0.5}}, "scheme.optimizer_options"),
+        ({"optimizer_options": {"momentum": 0.5}}, "scheme.optimizer_options"),
+        ({"optimizer_options": {"weight_decay": 0.5}}, "scheme.optimizer_options"),
         ({"optimizer": "adam", "optimizer_options": {"betas": [2.0, 0.9]}}, "scheme.optimizer_options"),
     ],
 )

@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborted
 from discreet.randomness import Seeded, SystemRandom
-from discreet.secure.expansion import Seed, accumulate
+from discreet.secure.expansion import Seed
 from discreet.secure.masking import keys, shamir
 from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
+from discreet.secure.masking.masks import add_masks
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -156,12 +157,13 @@ class MaskingClient:
             self._state = ClientState(self.client, Progress.SHARED, secrets, None, peers, kept)
             return reply
 
-    def mask(self, data: bytes, vector: Elements) -> bytes:
+    def mask(self, data: bytes, vector: Elements, *, threads: int = 1) -> bytes:
         """The vector under the self-mask and a mask for every neighbour that shared its keys.
 
         Args:
             data: a `DeliveredShares`.
             vector: shape (length,), reduced elements of the ring.
+            threads: that make the masks.
 
         Raises:
             LocalProtocolError: the vector does not fit; the client stays as it is.
@@ -190,7 +192,8 @@ class MaskingClient:
                 except ValueError as error:
                     raise RemoteProtocolError(peer, terms.round, f"sealed: {error}") from None
             masked = vector.copy()
-            accumulate(ring, masked, *self._masks([(peer, peers[peer].mask) for peer, _ in sealed]))
+            plus, minus = self._masks([(peer, peers[peer].mask) for peer, _ in sealed])
+            add_masks(ring, masked, plus, minus, threads)
             reply = MaskedInput(self.client, pack(ring, masked).tobytes()).to_bytes(terms)
             self._state = ClientState(
                 self.client, Progress.MASKED, held=tuple(sorted(held.items(), key=_first))

@@ -24,6 +24,7 @@ def masked_sum(
     cohort: Sequence[int] | None = None,
     run: bytes = b"simulation",
     round: int = 1,
+    threads: int = 1,
 ) -> MaskedTotal:
     """The sum of vectors as a server learns it that sees them only masked.
 
@@ -38,6 +39,7 @@ def masked_sum(
         cohort: the clients' numbers in ascending order; 0 to K - 1 if None.
         run: names the run.
         round: of the run; no two sums may have the same run and round.
+        threads: that make masks; they change the time it takes and nothing else.
 
     Returns:
         The sum, exactly, of those who sent their masked input.
@@ -79,12 +81,12 @@ def masked_sum(
                 case Stage.SHARE:
                     sent = party.share_keys(received)
                 case Stage.MASK:
-                    sent = party.mask(received, rows[client])
+                    sent = party.mask(received, rows[client], threads=threads)
                 case Stage.UNMASK:
                     sent = party.unmask(received)
             server.collect(client, sent)
         inbox = server.close_stage()
-    return server.total()
+    return server.total(threads=threads)
 
 
 def _silent(

@@ -19,9 +19,10 @@ from typing import TypeVar
 import numpy as np
 
 from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborted
-from discreet.secure.expansion import Seed, accumulate
+from discreet.secure.expansion import Seed
 from discreet.secure.masking import keys, shamir
 from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
+from discreet.secure.masking.masks import add_masks
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
     DeliveredShares,
@@ -164,8 +165,11 @@ class MaskingServer:
             self._stage = STAGES[STAGES.index(stage) + 1]
         return answers
 
-    def total(self) -> MaskedTotal:
+    def total(self, *, threads: int = 1) -> MaskedTotal:
         """The sum of the survivors' vectors, once all stages are closed.
+
+        Args:
+            threads: that make the masks which are taken away.
 
         Raises:
             LocalProtocolError: stages are left, or the round was aborted.
@@ -187,7 +191,7 @@ class MaskingServer:
                 # the smaller of the two numbers added the mask, the other subtracted it
                 (minus if partner < dropout else plus).append(seed)
         values = self._sum.copy()
-        accumulate(terms.ring, values, plus, minus)
+        add_masks(terms.ring, values, plus, minus, threads)
         return MaskedTotal(
             values,
             tuple(sorted(self._masked)),
