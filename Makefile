@@ -22,6 +22,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/rounds.py cnn
 	$(BIN)/python benchmarks/paths.py
 	$(BIN)/python benchmarks/million.py
+	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/ring.py
 
 clean:
 	rm -rf .venv

@@ -282,7 +282,7 @@ def test_arguments_that_do_not_fit(arguments, pattern):
 
 @pytest.mark.parametrize("name", ["table", "images"])
 def test_missing_path(name, root):
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(ConfigError, match=r"^data\.path .*a file or folder that exists"):
         load(name, path=root / "none.csv", target="y") if name == "table" else load(name, path=root / "none")
 
 

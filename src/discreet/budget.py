@@ -73,6 +73,8 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
                 f"a budget for at least one round with noise multiplier {promise.noise_multiplier:.4g}",
             )
     secure = "masked" if experiment.secure == "auto" else experiment.secure
+    if secure == "masked" and promise.largest_cohort < 3:
+        raise ConfigError("secure", secure, "at least 3 clients a round to hide among, or none, in the clear")
     return replace(experiment, privacy=asked, secure=secure), task, allowed
 
 
