@@ -259,7 +259,8 @@ def _keywords(factory: Callable[..., object]) -> tuple[list[str], bool]:
 
 def _drawer(name: str, factory: object, arguments: Mapping[str, Any]) -> Callable[[Seeded], nn.Module]:
     """A function that makes the model with weights from a seed, and leaves torch's generator as it was."""
-    assert callable(factory)
+    if not callable(factory):
+        raise ModelError(f"model {name}: {type(factory).__name__} is no function that makes a model")
 
     def draw(randomness: Seeded) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -28,9 +28,10 @@ from discreet.cohort import Cohort, Examples
 from discreet.config import Experiment
 from discreet.data import partition as partitions
 from discreet.data import sources
+from discreet.data.checks import check_dataset, check_partition
 from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
-from discreet.errors import ConfigError, DataError, LocalProtocolError
+from discreet.errors import ConfigError, LocalProtocolError
 from discreet.gradients import can_stack, choose_path, linear_layers
 from discreet.losses import Loss
 from discreet.network import Network
@@ -143,7 +144,7 @@ def prepare(
             "data.holdout", experiment.data.holdout, "0 where a partition is given: leave rows out of it"
         )
     else:
-        _check_partition(partition, len(data.train))
+        check_partition(partition, len(data.train))
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
             "data.columns",
@@ -194,54 +195,6 @@ def prepare(
         _fingerprint(data.train, data.test, partition),
         releases,
     )
-
-
-def check_dataset(data: Dataset) -> None:
-    """Refuse a data set, made by hand, that cannot be trained on; readers of files have their own checks.
-
-    Raises:
-        DataError: no training examples, labels outside the classes, tokens outside the vocabulary, or a value that
-            is NaN or infinite; it names the example, counted from 0.
-    """
-    if not len(data.train):
-        raise DataError(data.name, "has no training examples: expected at least one")
-    for part, examples in (("train", data.train), ("test", data.test)):
-        if data.classes is not None:
-            _check_whole(data.name, f"{part} target", examples.targets, len(data.classes))
-        else:
-            _check_finite(data.name, f"{part} target", examples.targets)
-        if data.vocabulary is not None:
-            _check_whole(data.name, f"{part} input", examples.inputs, data.vocabulary)
-        else:
-            _check_finite(data.name, f"{part} input", examples.inputs)
-
-
-def _check_whole(name: str, what: str, values: Tensor, count: int) -> None:
-    wrong = (values < 0) | (values >= count)
-    if values.is_floating_point():
-        raise DataError(
-            name, f"has {what}s of type {values.dtype}: expected whole numbers from 0 to {count - 1}"
-        )
-    if wrong.any():
-        first = wrong.nonzero()[0]
-        value = int(values[tuple(first)])
-        raise DataError(
-            name, f"{what} {int(first[0])} is {value}: expected a whole number from 0 to {count - 1}"
-        )
-
-
-def _check_finite(name: str, what: str, values: Tensor) -> None:
-    wrong = ~values.isfinite()
-    if wrong.any():
-        first = wrong.nonzero()[0]
-        value = float(values[tuple(first)])
-        raise DataError(name, f"{what} {int(first[0])} holds {value}: expected finite numbers")
-
-
-def _check_partition(partition: Partition, count: int) -> None:
-    for index in (partition.order.min(initial=0), partition.order.max(initial=0)):
-        if not 0 <= index < count:
-            raise ConfigError("data.partition", f"example {index}", f"indices from 0 to {count - 1}")
 
 
 def _named(

@@ -113,7 +113,8 @@ def read_reviews(path: Path, reading: Reading, below: tuple[str, ...] = ()) -> A
 
     for name, content in walk(path, wanted, what="reading imdb", progress=reading.progress):
         match = _REVIEW.search(name)
-        assert match is not None
+        if match is None:
+            continue
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -332,7 +332,8 @@ def _pld_epsilon(ledger: Ledger, delta: float, adjacency: Adjacency) -> float:
     accountant = pld.PLDAccountant(value_discretization_interval=max(1e-4, rough * 2e-5))
     total = 0.0
     for released, count in ledger.entries:
-        assert not isinstance(released.noise, Skellam)
+        if isinstance(released.noise, Skellam):
+            raise ConfigError("privacy.accountant", "pld", "'rdp' for Skellam noise")
         multiplier, correction = _as_gaussian(released.noise)
         total += count * correction
         event: Any = dp.GaussianDpEvent(multiplier / _sensitivity_factor(released, adjacency))
