@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from discreet import config, preparation
+from discreet import checked, config, preparation
 from discreet.config import (
     Data,
     Engine,
@@ -82,8 +82,8 @@ def test_where_nothing_is_near_all_keys_are_listed(table, listed):
 
 def test_a_synonym_leads_only_to_keys_that_are_there():
     fields = {f.name for kind in (Data, Experiment, *SCHEMES.values()) for f in dataclasses.fields(kind)}
-    assert set(config.SYNONYMS.values()) <= fields
-    assert not set(config.SYNONYMS) & fields
+    assert set(checked.SYNONYMS.values()) <= fields
+    assert not set(checked.SYNONYMS) & fields
 
 
 @pytest.mark.parametrize(

@@ -299,13 +299,19 @@ def test_masked_sums_give_the_same_model_bit_for_bit(chosen, sampling):
 
 
 @every_private
-def test_a_cohort_too_small_to_hide_anyone_is_not_released(name):
-    partition = deal([9, 9])
-    result = simulate(experiment(name, secure="masked"), data=DATA, partition=partition)
-    assert [line["released"] for line in result.metrics] == [False] * 3
-    assert same_bits(result.vector, federation(name, DATA, partition=partition).task.initial())
-    assert result.checkpoint.facts["ledger"] == []
-    assert result.result["privacy"]["releases"] == 0
+def test_two_clients_cannot_hide_anyone_and_are_refused(name):
+    with pytest.raises(ConfigError, match=r"secure = 'masked': expected at least 3 clients a round"):
+        simulate(experiment(name, secure="masked"), data=DATA, partition=deal([9, 9]))
+
+
+@every_private
+def test_a_round_too_small_to_hide_anyone_is_not_released(name):
+    chosen = {"secure": "masked", "sampling": "poisson", "fraction": 0.4, "rounds": 10}
+    result = simulate(experiment(name, **chosen), data=DATA, partition=deal([9] * 4))
+    drawn = [line["participants"] for line in result.metrics]
+    assert {1, 2} & set(drawn) and max(drawn) >= 3  # both kinds of round occur with this seed
+    assert [line["released"] for line in result.metrics] == [count not in (1, 2) for count in drawn]
+    assert result.result["privacy"]["releases"] == sum(count not in (1, 2) for count in drawn)
 
 
 # ---- the ledger and the budget

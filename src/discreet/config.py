@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from discreet.augment import AUGMENTATIONS
+from discreet.checked import plain
 from discreet.data.partition import PARTITIONS
 from discreet.data.sources import SOURCES
-from discreet.errors import ConfigError, UnknownKey
+from discreet.errors import ConfigError
 from discreet.losses import LOSSES
 from discreet.models import MODELS
 from discreet.schemes import SCHEMES
@@ -30,19 +31,8 @@ STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 DEFAULT_SCHEME = "fedavg"
 
-SYNONYMS = {
-    "gamma": "server_learning_rate",
-    "lr": "learning_rate",
-    "eta": "learning_rate",
-    "t_gd": "steps",
-    "local_steps": "steps",
-    "local_epochs": "epochs",
-    "n_clients": "clients",
-    "num_rounds": "rounds",
-}
-"""What people call a key elsewhere, for the hint after an unknown one."""
 
-
+@plain("data.")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Data:
     """Which examples, and who holds them.
@@ -100,6 +90,7 @@ class Data:
             raise ConfigError("data.client_column", None, "the column that says whose row it is")
 
 
+@plain("model.")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Model:
     """Which network is trained.
@@ -122,6 +113,7 @@ class Model:
             _known("model.loss", self.loss, ["auto", *LOSSES])
 
 
+@plain("privacy.")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Privacy:
     """The differential privacy of a run, for schemes that give it: a budget, or an amount of noise, or both.
@@ -148,6 +140,7 @@ class Privacy:
             raise ConfigError("privacy.epsilon", None, "a budget, or privacy.noise_multiplier")
 
 
+@plain("engine.")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Engine:
     """How a run is computed; changes its speed and not what it computes.
@@ -172,6 +165,7 @@ class Engine:
                 raise ConfigError(f"engine.{name}", value, "'auto' or a number of at least 1")
 
 
+@plain("")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Experiment:
     """A whole experiment.
@@ -257,13 +251,13 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
             section = _section(name, fields[name])
             if name == "model":
                 section = _model_table(section)
-            fields[name] = _build(kind, section, f"{name}.")
+            fields[name] = kind(**section)
     if "scheme" in fields:
         section = _section("scheme", fields["scheme"])
         name = section.pop("name", DEFAULT_SCHEME)
         _known("scheme.name", name, SCHEMES)
-        fields["scheme"] = _build(SCHEMES[name], section, "scheme.")
-    experiment: Experiment = _build(Experiment, fields, "")
+        fields["scheme"] = SCHEMES[name](**section)
+    experiment: Experiment = Experiment(**fields)
     return experiment
 
 
@@ -382,34 +376,6 @@ def _section(name: str, value: object) -> dict[str, Any]:
 def _model_table(section: dict[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in section.items() if key not in ("name", "loss")}
     return {key: section[key] for key in ("name", "loss") if key in section} | {"options": options}
-
-
-def _build(kind: type[Any], fields: Mapping[str, Any], prefix: str) -> Any:
-    """Make a checked dataclass; pydantic's complaints become one line about one key."""
-    try:
-        return kind(**fields)
-    except ValidationError as error:
-        first, *others = error.errors(include_url=False)
-        key = prefix + str(first["loc"][0]) if first["loc"] else prefix.rstrip(".") or "experiment"
-        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            raise UnknownKey(key, _hint(str(first["loc"][0]), kind, prefix)) from None
-        # a key that may be one of several types has a complaint from each
-        same = [first, *(other for other in others if other["loc"][:1] == first["loc"][:1])]
-        wanted = [one["msg"].removeprefix("Input should be ") for one in same]
-        expected = " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in wanted))
-        if expected.startswith(("greater", "less")):
-            expected = f"a number {expected}"
-        raise ConfigError(key, first["input"], expected) from None
-
-
-def _hint(key: str, kind: type[Any], prefix: str) -> str:
-    names = [field.name for field in dataclasses.fields(kind)]
-    known = {name: name for name in names} | {
-        other: name for other, name in SYNONYMS.items() if name in names
-    }
-    if nearest := difflib.get_close_matches(key.lower(), known, n=1):
-        return f"did you mean {prefix}{known[nearest[0]]}?"
-    return f"{prefix.rstrip('.') or 'the top level'} has {', '.join(names)}"
 
 
 def _known(key: str, value: object, known: Iterable[str], what: str = "one of") -> None:

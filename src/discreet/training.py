@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from discreet.augment import FlipCrop
+from discreet.checked import plain
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError
 from discreet.gradients import LaneGradient, LayeredGradient, Path, lane_gradient
@@ -75,6 +76,7 @@ class Learner:
         return lane_gradient(self.path, self.network, self.loss, dimensions)
 
 
+@plain("scheme.")
 @checked_dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class LocalTraining:
     """How each client trains in a round: a number of steps, or of epochs, of an optimizer.

@@ -9,12 +9,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.secure.groups import Reals
 from discreet.training import HYPERPARAMETERS, LocalTraining, Trained, mean_gradients, train
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class FedAvg(SharedModel, LocalTraining):
     """Federated averaging: clients train locally, the server averages their changes weighted by examples.
@@ -48,6 +50,7 @@ class FedAvg(SharedModel, LocalTraining):
         return GlobalModel(moved(state.vector, weighted_mean(totals[0]), self.server_learning_rate))
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class FedSGD(SharedModel):
     """One gradient a client and round; the server steps along their mean, weighted by examples.

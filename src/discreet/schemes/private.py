@@ -20,6 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.errors import LocalProtocolError
 from discreet.privacy.modulus import bits_by_paper_rule, bits_for_sum
@@ -33,6 +34,7 @@ from discreet.secure.ring import Ring
 from discreet.training import HYPERPARAMETERS, LocalTraining, Trained, train
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class DPSignFed(SharedModel, LocalTraining):
     """SignFed with client-level differential privacy: noisy votes modulo 2^b, of which only the sum is seen.
@@ -79,6 +81,7 @@ class DPSignFed(SharedModel, LocalTraining):
         return _released(task, math.sqrt(task.parameters))
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class DPFedAvg(SharedModel, LocalTraining):
     """FedAvg with client-level differential privacy (DP-StdFed): clipped updates in fixed point, with noise.

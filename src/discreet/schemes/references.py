@@ -8,6 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.checked import plain
 from discreet.cohort import Cohort, Examples
 from discreet.evaluation import Evaluation, Map, evaluate_each
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
@@ -15,6 +16,7 @@ from discreet.secure.groups import Reals
 from discreet.training import HYPERPARAMETERS, LocalTraining, train
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class Local(SharedModel, LocalTraining):
     """Every participant trains alone, from a common start; nothing is ever sent.
@@ -55,6 +57,7 @@ class Local(SharedModel, LocalTraining):
         return evaluate_each(task.learner, vectors, examples, parallel)
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class Centralized(Local):
     """All data in one place: one participant, who holds everybody's examples and trains alone.

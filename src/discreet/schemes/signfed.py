@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.randomness import SERVER, Seeded
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
@@ -18,6 +19,7 @@ from discreet.secure.groups import Signs
 from discreet.training import HYPERPARAMETERS, LocalTraining, train
 
 
+@plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
 class SignFed(SharedModel, LocalTraining):
     """Clients vote on the direction of each parameter; the server steps by the majority.
