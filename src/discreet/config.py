@@ -143,7 +143,10 @@ class Privacy:
 @plain("engine.")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Engine:
-    """How a run is computed; changes its speed and not what it computes.
+    """How a run is computed, not what.
+
+    `workers` never changes a result. `device`, `lanes`, `gradients` and `threads` can change the last bits of
+    floating-point numbers.
 
     Attributes:
         device: ``cpu`` or ``cuda``.

@@ -24,8 +24,8 @@ class FedAvg(SharedModel, LocalTraining):
     ``w += server_learning_rate * sum(|D_k| * change_k) / sum(|D_k|)``. The weights travel in the sum, as one more
     coordinate. Called StdFed in arXiv 2010.07808; from McMahan et al. 2017 (arXiv 1602.05629), algorithm 1.
 
-    Guarantees: with a secure sum the server sees no single update; participants see the global model of every
-    round. No differential privacy.
+    Guarantees: none. The server sees every update (masked sums are for integers, which these are not), and
+    participants see the global model of every round.
 
     Attributes:
         server_learning_rate: how far the server moves along the mean change; 1 is plain averaging.

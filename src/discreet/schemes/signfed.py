@@ -28,8 +28,8 @@ class SignFed(SharedModel, LocalTraining):
     parameter by ``server_learning_rate * sign(sum of votes)``, again with a fair coin for ties. Votes are not
     weighted by examples, which a client could lie about. From arXiv 2010.07808, section on SignFed.
 
-    Guarantees: a client moves each parameter's count by at most 1, whatever it sends. With a secure sum the server
-    sees no single vote. No differential privacy.
+    Guarantees: a client moves each parameter's count by at most 1, whatever it sends. No privacy: the server sees
+    every vote, and participants see the global model of every round.
 
     Attributes:
         server_learning_rate: how far a vote moves each parameter (gamma in the paper, 0.001 to 0.005 there).
