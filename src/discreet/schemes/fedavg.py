@@ -12,13 +12,14 @@ from torch import Tensor
 from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
+from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Reals
 from discreet.training import HYPERPARAMETERS, LocalTraining, Trained, mean_gradients, train
 
 
 @plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
-class FedAvg(SharedModel, LocalTraining):
+class FedAvg(SharedModel, ServerStep, LocalTraining):
     """Federated averaging: clients train locally, the server averages their changes weighted by examples.
 
     ``w += server_learning_rate * sum(|D_k| * change_k) / sum(|D_k|)``. The weights travel in the sum, as one more
@@ -27,13 +28,10 @@ class FedAvg(SharedModel, LocalTraining):
     Guarantees: none. The server sees every update (masked sums are for integers, which these are not), and
     participants see the global model of every round.
 
-    Attributes:
-        server_learning_rate: how far the server moves along the mean change; 1 is plain averaging.
+    The server's step size is along the mean change; 1 is plain averaging.
     """
 
     summary: ClassVar[str] = "averages the clients' updates, weighted by examples (StdFed)"
-
-    server_learning_rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One sum: weighted changes, and the weights."""
@@ -47,7 +45,7 @@ class FedAvg(SharedModel, LocalTraining):
 
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
         """Move along the weighted mean."""
-        return GlobalModel(moved(state.vector, weighted_mean(totals[0]), self.server_learning_rate))
+        return GlobalModel(moved(state.vector, weighted_mean(totals[0]), self.step_size(round)))
 
 
 @plain("scheme.")
@@ -95,9 +93,3 @@ def weighted(trained: Trained, cohort: Cohort) -> Contribution:
 def weighted_mean(total: Total) -> Tensor:
     """The mean change in float64, shape (n,), from a sum of what `weighted` gives."""
     return total.values[:-1] / total.values[-1]
-
-
-def moved(vector: Tensor, direction: Tensor, step_size: float) -> Tensor:
-    """``vector + step_size * direction``, computed in float64 and rounded once."""
-    step = direction.to(vector.device, torch.float64) * step_size
-    return (vector.to(torch.float64) + step).to(vector.dtype)

@@ -28,15 +28,15 @@ from discreet.privacy.promise import Promise
 from discreet.privacy.releases import DiscreteGaussianSum, Released
 from discreet.privacy.words import SeededWords
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
-from discreet.schemes.fedavg import moved
 from discreet.schemes.signfed import majority, votes
+from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.ring import Ring
 from discreet.training import HYPERPARAMETERS, LocalTraining, Trained, train
 
 
 @plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
-class DPSignFed(SharedModel, LocalTraining):
+class DPSignFed(SharedModel, ServerStep, LocalTraining):
     """SignFed with client-level differential privacy: noisy votes modulo 2^b, of which only the sum is seen.
 
     A client sends ``sign(change) + noise``, noise a discrete Gaussian of variance ``n (noise multiplier)^2 / shares``.
@@ -74,7 +74,7 @@ class DPSignFed(SharedModel, LocalTraining):
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
         """Step by the majority."""
         winner = majority(totals[0].values, task.randomness, round)
-        return GlobalModel(moved(state.vector, winner, self.server_learning_rate))
+        return GlobalModel(moved(state.vector, winner, self.step_size(round)))
 
     def release(self, task: Task) -> Released:
         """One noisy sum of signs."""
@@ -83,7 +83,7 @@ class DPSignFed(SharedModel, LocalTraining):
 
 @plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
-class DPFedAvg(SharedModel, LocalTraining):
+class DPFedAvg(SharedModel, ServerStep, LocalTraining):
     """FedAvg with client-level differential privacy (DP-StdFed): clipped updates in fixed point, with noise.
 
     Every update is clipped as a whole to ``clip_norm`` in L2, rounded to a grid on which its norm is still at most
@@ -93,14 +93,12 @@ class DPFedAvg(SharedModel, LocalTraining):
 
     Attributes:
         clip_norm: S, above 0.
-        server_learning_rate: how far the server moves along the mean.
     """
 
     summary: ClassVar[str] = "clipped, noisy updates in fixed point: differentially private (DP-StdFed)"
     private: ClassVar[bool] = True
 
     clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    server_learning_rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     STEPS_A_ROOT: ClassVar[int] = 64
     """The clip norm is this many times sqrt(n) steps of the grid: rounding costs under 1 % of it."""
@@ -133,7 +131,7 @@ class DPFedAvg(SharedModel, LocalTraining):
         """Move along the sum over the expected number of participants."""
         step = self.clip_norm / self.norm_in_steps(task)
         mean = totals[0].values.double() * (step / _promise(task).expected_cohort)
-        return GlobalModel(moved(state.vector, mean, self.server_learning_rate))
+        return GlobalModel(moved(state.vector, mean, self.step_size(round)))
 
     def release(self, task: Task) -> Released:
         """One noisy sum of updates."""

@@ -14,14 +14,14 @@ from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.randomness import SERVER, Seeded
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
-from discreet.schemes.fedavg import moved
+from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Signs
 from discreet.training import HYPERPARAMETERS, LocalTraining, train
 
 
 @plain("scheme.")
 @dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
-class SignFed(SharedModel, LocalTraining):
+class SignFed(SharedModel, ServerStep, LocalTraining):
     """Clients vote on the direction of each parameter; the server steps by the majority.
 
     A client votes ``sign(change)``, tossing a fair coin where the change is exactly 0. The server moves every
@@ -54,7 +54,7 @@ class SignFed(SharedModel, LocalTraining):
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
         """Step by the majority."""
         winner = majority(totals[0].values, task.randomness, round)
-        return GlobalModel(moved(state.vector, winner, self.server_learning_rate))
+        return GlobalModel(moved(state.vector, winner, self.step_size(round)))
 
 
 def votes(changes: Tensor, cohort: Cohort, randomness: Seeded) -> Tensor:
