@@ -311,6 +311,81 @@ def test_own_table_with_natural_clients(command, files):
     assert (result["participants"], result["parameters"]) == (4, 2 * 2 + 2)
 
 
+# --- plans
+
+PLAN = {
+    "--clients": "1000",
+    "--fraction": "0.1",
+    "--rounds": "2",
+    "--noise-multiplier": "20",
+    "--parameters": "159010",
+}
+
+
+def planned(**changes):
+    """The options of a plan that takes no time, with some of them changed, or left out where None."""
+    options = PLAN | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return [word for name, value in options.items() if value is not None for word in (name, value)]
+
+
+def test_a_plan_as_a_table_and_as_json(inside, tmp_path):
+    ended = inside("plan", *planned(), "--no-timings", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    assert "100 of 1000, independently" in ended.out and ", here" not in ended.out
+    assert 'dp-signfed, modulus = "paper"' in ended.out and "For anyone who sees" in ended.out
+    ended = inside("plan", *planned(delta="0.001"), "--json", cwd=tmp_path)
+    plain = json.loads(ended.out)
+    assert (plain["parameters"], plain["noise_multiplier"], plain["delta"]) == (159_010, 20, 0.001)
+    assert plain["timings"].keys() == {"mask expansion", "noise"}
+    assert "delta 0.001" in plain["warnings"][0]
+    ended = inside("plan", *planned(delta="0.001"), cwd=tmp_path)
+    assert "mask expansion, here" in ended.out and "\nWarning: delta 0.001" in ended.out
+
+
+def test_a_plan_of_an_experiment(inside, files):
+    quick = ("--noise-multiplier", "20", "--rounds", "2", "--no-timings", "--json")
+    plain = json.loads(inside("plan", "mnist-dp-fedavg", *quick, cwd=files).out)
+    found = [plain[key] for key in ("scheme", "clients", "cohort", "parameters", "secure", "timings")]
+    assert found == ["dp-fedavg", 1000, 100, 159_010, "none", {}]
+    ended = inside(
+        "plan", "digits-dp-signfed", *quick, "--set", "model={name='mine:Net', width=6}", cwd=files
+    )
+    assert json.loads(ended.out)["parameters"] == 64 * 6 + 6 + 6 * 10 + 10
+    assert ended.err == "what a user's module prints\n"
+
+
+BY_OPTION = {
+    "clients": ("0", "--clients = 0"),
+    "fraction": ("1.5", "--fraction = 1.5"),
+    "cohort": ("5", "--cohort = 5: expected fraction x clients = 100"),
+    "rounds": ("0", "--rounds = 0"),
+    "parameters": ("0", "--parameters = 0"),
+    "model": ("mlp", "--parameters = 159010: expected nothing beside model"),
+    "data": ("mnist", "--data = 'mnist'"),
+    "epsilon": ("-1", "--epsilon = -1.0"),
+    "noise_multiplier": ("nan", "--noise-multiplier = nan"),
+    "delta": ("2", "--delta = 2.0"),
+    "sampling": ("shuffled", "--sampling = 'shuffled'"),
+    "accountant": ("guess", "--accountant = 'guess'"),
+    "dropout": ("1", "--dropout = 1.0"),
+    "dishonest": ("100", "--dishonest = 100"),
+}
+
+
+def test_mistakes_in_a_plan(inside, tmp_path):
+    for name, (value, said) in BY_OPTION.items():
+        assert said in refused(inside("plan", *planned(**{name: value}), cwd=tmp_path)), name
+    assert "--epsilon = 1.0: expected one of" in refused(inside("plan", *planned(epsilon="1"), cwd=tmp_path))
+    assert "'--rounds'" in refused(inside("plan", *planned(rounds="two"), cwd=tmp_path))
+    for name in ("clients", "fraction", "rounds", "parameters"):
+        assert f"--{name} = None" in refused(inside("plan", *planned(**{name: None}), cwd=tmp_path))
+    assert "--epsilon = None" in refused(inside("plan", *planned(noise_multiplier=None), cwd=tmp_path))
+    unknown = planned(parameters=None, model="mpl")
+    assert "did you mean 'mlp'?" in refused(inside("plan", *unknown, cwd=tmp_path))
+    assert "--set = 'rounds=3'" in refused(inside("plan", *planned(), "--set", "rounds=3", cwd=tmp_path))
+    assert "a TOML file" in refused(inside("plan", "digits-dp", cwd=tmp_path))
+
+
 # --- mistakes
 
 BY_SET = {

@@ -12,6 +12,7 @@ from torch import nn
 from discreet import checked, config, preparation
 from discreet.config import (
     Data,
+    Dropouts,
     Engine,
     Experiment,
     Model,
@@ -23,7 +24,7 @@ from discreet.config import (
     to_table,
     to_toml,
 )
-from discreet.data.partition import PARTITIONS
+from discreet.data.partitions import PARTITIONS
 from discreet.errors import ConfigError, UnknownKey
 from discreet.network import network_of
 from discreet.preparation import CACHE_BYTES, MOST_LANES, resolve
@@ -60,6 +61,7 @@ def refused(table):
         ({"scheme": {"local_epochs": 5}}, "scheme.local_epochs", "scheme.epochs"),
         ({"data": {"n_clients": 5}}, "data.n_clients", "data.clients"),
         ({"num_rounds": 5}, "num_rounds", "rounds"),
+        ({"dropouts": {"masks": 0.1}}, "dropouts.masks", "dropouts.mask"),
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest_right_one(table, key, right):
@@ -73,6 +75,7 @@ def test_an_unknown_key_is_told_with_the_nearest_right_one(table, key, right):
     [
         ({"zzz": 1}, "the top level has data, model, scheme, rounds"),
         ({"data": {"zzz": 1}}, "data has name, path"),
+        ({"dropouts": {"zzz": 1}}, "dropouts has advertise, share, mask, unmask"),
         ({"scheme": {"name": "fedsgd", "gamma": 1}}, "scheme has batch_size, learning_rate"),
     ],
 )
@@ -145,6 +148,11 @@ def test_an_unknown_name_is_told_with_the_nearest_right_one(table, key, near):
         ({"engine": {"device": "tpu"}}, "engine.device", "'cpu' or 'cuda'"),
         ({"engine": {"gradients": "fast"}}, "engine.gradients", "'layers', 'vmap' or 'autograd'"),
         ({"patience": 3}, "patience", "data.holdout"),
+        ({"dropouts": 0.1}, "dropouts", "a section [dropouts]"),
+        ({"dropouts": {"advertise": -0.1}}, "dropouts.advertise", "greater than or equal to 0"),
+        ({"dropouts": {"unmask": 1.0}}, "dropouts.unmask", "less than 1"),
+        ({"dropouts": {"mask": math.nan}}, "dropouts.mask", "than"),
+        ({"dropouts": {"share": "0.1"}}, "dropouts.share", "number"),
     ],
 )
 def test_a_wrong_value_is_told_by_its_key_with_what_would_be_right(table, key, expected):
@@ -252,6 +260,38 @@ def test_another_scheme_for_one_that_was_not_named(tmp_path):
 def test_what_is_asked_for_is_never_dropped_in_silence(order):
     with pytest.raises(UnknownKey, match=r"scheme\.momentum"):
         setting(*["scheme.momentum=0.5", "scheme.name=fedsgd"][::order])
+
+
+@pytest.mark.parametrize(("there", "asked"), [("steps", "epochs"), ("epochs", "steps")])
+def test_steps_and_epochs_take_the_place_of_each_other(tmp_path, there, asked):
+    file = tmp_path / "own.toml"
+    file.write_text(f"[scheme]\n{there} = 3\nlearning_rate = 0.3\n")
+    for text in (f"scheme.{asked}=2", f" scheme.{asked} = 2"):
+        chosen = load(str(file), [text, "scheme.momentum=0.5"])
+        assert chosen.scheme == FedAvg(**{asked: 2}, learning_rate=0.3, momentum=0.5)
+    signfed = load(str(file), [f"scheme.{asked}=2", "scheme.name=signfed"])
+    assert signfed.scheme == SignFed(**{asked: 2}, learning_rate=0.3)
+    assert load(str(file), [f"scheme.{there}=2"]).scheme == FedAvg(**{there: 2}, learning_rate=0.3)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_steps_and_epochs_that_are_both_asked_for_are_refused(tmp_path, order):
+    file = tmp_path / "own.toml"
+    for written in ("", "[scheme]\nsteps = 3\n", "[scheme]\nepochs = 3\n"):
+        file.write_text(written)
+        with pytest.raises(ConfigError, match=r"^scheme\.epochs = 2: expected either steps or epochs"):
+            load(str(file), ["scheme.steps=1", "scheme.epochs=2"][::order])
+    file.write_text("[scheme]\nsteps = 3\nepochs = 2\n")  # a mistake of the file's own stays one
+    with pytest.raises(ConfigError, match="either steps or epochs"):
+        load(str(file), ["rounds=3"])
+
+
+@pytest.mark.parametrize("scheme", ["scheme = 3", 'scheme = "fedavg"', "[[scheme]]"])
+def test_epochs_for_a_scheme_that_is_no_section(tmp_path, scheme):
+    file = tmp_path / "own.toml"
+    file.write_text(scheme)
+    with pytest.raises(ConfigError, match="scheme to be a section"):
+        load(str(file), ["scheme.epochs=1"])
 
 
 # ---- files and presets
@@ -369,6 +409,11 @@ def experiments(draw):
         ),
         fraction=draw(st.floats(1e-9, 1)),
         sampling=draw(st.sampled_from(["fixed", "poisson"])),
+        dropouts=Dropouts(
+            **{step: draw(st.floats(0, 0.99)) for step in ("advertise", "share", "mask", "unmask")}
+            if draw(st.booleans())
+            else {}
+        ),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
     )
 
@@ -387,8 +432,8 @@ def test_a_table_is_complete_and_its_keys_are_those_that_can_be_set():
         "widths": [3],
     }
     every_key = {field.name for field in dataclasses.fields(Experiment)}
-    assert every_key - {"privacy"} == table.keys()  # fedavg has none
-    noisy = Experiment(scheme=DPSignFed(), privacy=Privacy(noise_multiplier=1.0))
+    assert every_key - {"privacy", "dropouts"} == table.keys()  # fedavg has no privacy, and nobody drops out
+    noisy = Experiment(scheme=DPSignFed(), privacy=Privacy(noise_multiplier=1.0), dropouts=Dropouts(mask=0.1))
     assert every_key == to_table(noisy).keys()
     assert table["data"]["path"] == "x" and "target" not in table["data"]
     sections = [key for key, value in table.items() if isinstance(value, dict)]

@@ -269,7 +269,7 @@ def test_fetch_into_the_users_cache_folder(mirror, tmp_path, monkeypatch):
 
 
 def test_unknown_set():
-    with pytest.raises(ConfigError, match=r"name = 'mnits': .*perhaps 'mnist'"):
+    with pytest.raises(ConfigError, match=r"name = 'mnits': .*did you mean 'mnist'\?"):
         fetch("mnits")
 
 

@@ -6,19 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.data.partition import (
-    PARTITIONS,
-    Partition,
-    by_column,
-    check_exact,
-    dirichlet,
-    grid,
-    iid,
-    lognormal,
-    make,
-    resampled,
-    shards,
-)
+from discreet.data.dealing import by_column, grid, iid, resampled
+from discreet.data.partition import Partition, check_exact
+from discreet.data.partitions import PARTITIONS, make
+from discreet.data.skew import dirichlet, lognormal, shards
 from discreet.errors import ConfigError
 
 SEEDS = st.integers(0, 2**32)
@@ -456,7 +447,7 @@ def test_what_cannot_be_is_refused_by_key_in_one_line(kind, changes, key, expect
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"one of iid, dirichlet, .*did you mean dirichlet\?") as refused:
+    with pytest.raises(ConfigError, match=r"one of iid, dirichlet, .*did you mean 'dirichlet'\?") as refused:
         make("dirichlett", rng=generator(), count=10)
     assert refused.value.key == "data.partition"
     with pytest.raises(ConfigError, match=r"resampled$"):

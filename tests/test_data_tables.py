@@ -148,7 +148,7 @@ def test_text_columns_have_to_be_named_as_client_column(tmp_path):
 
 def test_columns_that_do_not_exist(tmp_path):
     path = csv(tmp_path)
-    fails(r"data.target = 'il': .*perhaps 'ill'; it has age, weight", path, "il", error=ConfigError)
+    fails(r"data.target = 'il': .*it has age, weight.*; did you mean 'ill'\?", path, "il", error=ConfigError)
     fails(r"data.client_column = 'hospitals'", path, client_column="hospitals", error=ConfigError)
     fails(r"data.target = None", path, None, error=ConfigError)
     fails(r"another column than data.target", path, "ill", "ill", error=ConfigError)

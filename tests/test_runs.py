@@ -311,6 +311,51 @@ def test_a_full_disk_leaves_a_run_to_resume(blobs, tmp_path, monkeypatch):
     assert seen == {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "state.json", "result.json"}
 
 
+def test_a_full_disk_leaves_nothing_of_a_run_that_is_saved(blobs, tmp_path, monkeypatch):
+    run = simulate(experiment("fedavg"), data=blobs)
+    whole = run.save(tmp_path / "whole")
+    needed = sum(file.stat().st_size for file in whole.iterdir())
+    seen = set()
+    for room in range(0, needed, 211):
+        new, empty = tmp_path / "runs" / f"new-{room}", tmp_path / f"empty-{room}"
+        empty.mkdir()
+        for out in (new, empty):
+            with monkeypatch.context() as patched:
+                FullDisk(patched, room)
+                with pytest.raises(RunFolderError) as caught:
+                    run.save(out)
+            file, said = str(caught.value).split(": ", 1)
+            assert said == "cannot be written (No space left on device): free some space and save again"
+            assert Path(file).parent == out
+            seen.add(Path(file).name)
+        assert not new.exists() and names(empty) == set()
+    assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "result.json"} <= seen
+    for out in (new, empty):
+        assert run.save(out) == out
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == {
+            file.name: file.read_bytes() for file in whole.iterdir()
+        }
+
+
+def test_a_save_that_is_interrupted_leaves_nothing(blobs, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    run = simulate(experiment("fedavg"), data=blobs)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.RunFolder, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(tmp_path / "run")
+    assert names(tmp_path) == set()
+
+
+def test_a_folder_with_anything_in_it_is_not_saved_to_and_stays(blobs, tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunFolderError, match="not empty"):
+        simulate(experiment("fedavg"), data=blobs).save(tmp_path)
+    assert names(tmp_path) == {"thesis.tex"}
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -264,7 +264,9 @@ def test_the_same_seed_is_the_same_run_and_another_is_another(name):
 
 @every_scheme
 def test_it_learns(name):
-    chosen = scheme(name, learning_rate=0.3, server_learning_rate=0.02 if "signfed" in name else 1.0)
+    chosen = scheme(
+        name, learning_rate=0.3, server_learning_rate=0.02 if "signfed" in name else 1.0, initial_scale=0.3
+    )
     quiet = {"privacy": Privacy(noise_multiplier=0.15)} if chosen.private else {}
     result = simulate(experiment(chosen, rounds=20, **quiet), data=DATA)
     assert result.metrics[-1]["train_loss"] < 0.8 * result.metrics[0]["train_loss"]

@@ -70,7 +70,8 @@ def given_changes(fed, changes, accepted=None):
     usable = torch.isfinite(changes).all(1) if accepted is None else accepted
     trained = Trained(changes, torch.zeros(len(ids)), usable)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("discreet.schemes.private.train", lambda *_: trained)
+        for module in ("dp_fedavg", "dp_signfed"):
+            patched.setattr(f"discreet.schemes.{module}.train", lambda *_: trained)
         (phase,) = fed.scheme.phases(fed.task)
         given = fed.scheme.contribute(fed.task, phase, fed.scheme.init(fed.task), (), cohort)
     noise = torch.stack([noise_of(fed, int(client), len(ids)) for client in ids])
@@ -337,7 +338,7 @@ def test_the_result_s_epsilon_is_the_accountant_s_for_the_rounds_that_ran(
     fed = federation(name, DATA, **chosen)
     released = Released(drawn, DiscreteGaussianSum(2.0, norm_of(fed), fed.task.parameters, shares))
     wanted = spent(Ledger().add(released, rounds), 1e-3)
-    assert result.result["privacy"] == wanted.to_dict()
+    assert result.result["privacy"] == {**wanted.to_dict(), "noise": "discrete-gaussian"}
     assert 0 < result.result["privacy"]["epsilon"] < math.inf
 
 

@@ -46,11 +46,24 @@ def test_expansion_is_hkdf_and_aes_in_counter_mode(bits):
     assert ring.contains(expand(ring, Seed(secret), 1000))
 
 
+@pytest.mark.parametrize("piece", [16, 1 << 10, expansion._PIECE])
 @pytest.mark.parametrize("bits", [15, 32])
-def test_pieces_of_an_expansion_join_without_a_seam(bits):
+def test_pieces_of_an_expansion_join_without_a_seam(bits, piece, monkeypatch):
+    monkeypatch.setattr(expansion, "_PIECE", piece)
+    monkeypatch.setattr(expansion, "_ZEROS", memoryview(bytes(piece)))
     ring, seed = Ring(bits), Seed(bytes(range(32)))
-    length = 2 * 65_536 // (ring.word // 8) + 3
+    length = piece // (ring.word // 8) + 3
     assert expand(ring, seed, length).tolist() == by_hand(ring, seed.secret, b"", length)
+
+
+def test_a_masked_vector_does_not_depend_on_the_piece(monkeypatch):
+    ring, seeds, vectors = Ring(13), [Seed(bytes([i]) * 32, b"round 1") for i in range(5)], []
+    for piece in (1 << 12, 1 << 16, 1 << 18):
+        monkeypatch.setattr(expansion, "_PIECE", piece)
+        monkeypatch.setattr(expansion, "_ZEROS", memoryview(bytes(piece)))
+        vectors.append(secret_of(ring, 200_001))
+        accumulate(ring, vectors[-1], seeds[:3], seeds[3:])
+    assert (vectors[0] == vectors[1]).all() and (vectors[0] == vectors[2]).all()
 
 
 def test_every_bit_of_the_seed_the_context_and_the_ring_matter():

@@ -137,7 +137,10 @@ def test_a_client_that_fails_in_the_second_phase_is_dropped_and_no_participant(g
 class FusedFedAvg(FedAvg):
     """FedAvg that adds up by itself, in pieces of another size than the driver's."""
 
-    def subtotal(self, task, phase, payload, received, cohort):
+    def fuses(self, task):
+        return True
+
+    def subtotal(self, task, phase, payload, received, cohort, parallel):
         total, count, parts = zeros(phase.group, (phase.length,)), 0, []
         for piece in cohort.chunks(2):
             given = self.contribute(task, phase, payload, received, piece)
@@ -149,6 +152,7 @@ class FusedFedAvg(FedAvg):
 
 
 class FusedSignFed(SignFed):
+    fuses = FusedFedAvg.fuses
     subtotal = FusedFedAvg.subtotal
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError
-from discreet.privacy.accounting import calibrate, rounds_within
+from discreet.privacy.accounting import NOTHING, calibrate, rounds_within, spent
 from discreet.privacy.noise import LARGEST, SMALLEST
 from discreet.privacy.planning import largest_cohort
 from discreet.privacy.promise import Promise
-from discreet.privacy.releases import DiscreteGaussianSum, Poisson, Sampling
+from discreet.privacy.releases import DiscreteGaussianSum, Poisson, Sampling, Skellam
 from discreet.sampling import how_sampled
 from discreet.schemes.base import Task
 
@@ -33,7 +33,7 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
     """
     asked = experiment.privacy
     if asked is None:
-        return replace(experiment, secure="none"), task, None
+        return replace(experiment, secure="none" if experiment.secure == "auto" else experiment.secure), task, None
     sampling = how_sampled(experiment, clients)
     promise = Promise(
         noise_multiplier=asked.noise_multiplier or 1.0,
@@ -42,10 +42,11 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         largest_cohort=largest_cohort(sampling, clients),
         dropout_tolerance=asked.dropout_tolerance,
         assumed_dishonest=asked.assumed_dishonest,
+        noise=asked.noise,
     )
 
-    def noise(multiplier: float) -> DiscreteGaussianSum:
-        made: DiscreteGaussianSum = experiment.scheme.release(
+    def noise(multiplier: float) -> DiscreteGaussianSum | Skellam:
+        made: DiscreteGaussianSum | Skellam = experiment.scheme.release(
             replace(task, promise=replace(promise, noise_multiplier=multiplier))
         ).noise
         return made
@@ -56,9 +57,12 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         )
         promise, asked = replace(promise, noise_multiplier=found), replace(asked, noise_multiplier=found)
     task = replace(task, promise=promise)
-    _check_shares(promise, noise(promise.noise_multiplier).std, smallest_cohort(sampling, clients))
+    deviation = promise.noise_multiplier * noise(promise.noise_multiplier).l2_sensitivity
+    _check_shares(promise, deviation, smallest_cohort(sampling, clients))
     allowed = None
-    if asked.epsilon is not None:
+    if asked.epsilon is None:  # what no theory covers is refused now, not when all rounds have run
+        spent(NOTHING.add(experiment.scheme.release(task)), asked.delta, asked.accountant)
+    else:
         allowed = rounds_within(
             asked.epsilon,
             asked.delta,

@@ -7,7 +7,6 @@ that names the key and says what would be right.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from discreet.errors import ConfigError, UnknownKey
+from discreet.names import nearest
 
 Settings = TypeVar("Settings")
 
@@ -73,6 +73,7 @@ def _hint(key: str, kind: type[Any], prefix: str) -> str:
     known = {name: name for name in names} | {
         other: name for other, name in SYNONYMS.items() if name in names
     }
-    if nearest := difflib.get_close_matches(key.lower(), known, n=1):
-        return f"did you mean {prefix}{known[nearest[0]]}?"
+    near = nearest(key, known)
+    if near is not None:
+        return f"did you mean {prefix}{known[near]}?"
     return f"{prefix.rstrip('.') or 'the top level'} has {', '.join(names)}"

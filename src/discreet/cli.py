@@ -11,8 +11,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -31,6 +32,7 @@ from discreet.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from discreet.data.dataset import Progress as DataProgress
+    from discreet.reproduce import TableFile
     from discreet.simulation import OnRound
 
 app = typer.Typer(
@@ -189,63 +191,157 @@ def report(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE.toml]", help="A table; without one they are listed.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables, and run nothing.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The quick variant: seconds, and figures that say nothing.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder in which the table gets a folder of its own.")
+    ] = Path("reproductions"),
+    data_dir: DataDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print table.json on stdout, and nothing else.")
+    ] = False,
+) -> None:
+    """Make a table of a paper, and put ours beside it. The same command goes on with one that was interrupted."""
+    from discreet import reproduce as tables
+
+    if name is None or listed:
+        found = tables.tables() if name is None else [tables.find(name)]
+        if as_json:
+            keys = ("name", "title", "source", "runs")
+            listing = [dict(zip(keys, row, strict=True)) for row in map(_table_row, found)]
+            print(json.dumps(listing, indent=1))
+        else:
+            rows = [tuple(map(str, _table_row(file))) for file in found]
+            _print_columns([("table", "what it compares", "source", "runs"), *rows])
+        return
+    file = tables.find(name)
+
+    def watch(
+        cell: tables.Cell, number: int, count: int
+    ) -> AbstractContextManager[tuple[DataProgress, OnRound]]:
+        title = f"{number}/{count} {cell.name}: round"
+        return _round_bar(hidden=quiet or not sys.stderr.isatty(), title=title)
+
+    to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    try:
+        with to_stderr:
+            made = tables.reproduce(file, quick=quick, out=out, data_dir=data_dir, watch=watch)
+    except KeyboardInterrupt:
+        again = tables.command(file, quick=quick, out=out, data_dir=data_dir)
+        _complain(f"interrupted, finished runs and rounds are kept; to go on: {again}")
+        raise SystemExit(130) from None
+    if as_json:
+        print(json.dumps(made.record, indent=1))
+    elif not quiet:
+        print(made.markdown)
+        print(f"wrote table.md, table.json, report.html and the runs in {made.folder}")
+
+
+def _table_row(file: TableFile) -> tuple[str, str, str, int]:
+    """What the list of tables says of one."""
+    return file.name, file.table.title, file.table.source, file.runs
+
+
+@app.command()
 def plan(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE.toml|PRESET]", help="An experiment; options take the place of what it says."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment; repeatable."),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
     fraction: Annotated[float | None, typer.Option(help="Share of them in a round.")] = None,
     cohort: Annotated[int | None, typer.Option(help="How many in a round, instead of the fraction.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
     parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A model, instead of its parameters.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The data set that the model is for. [default: digits]")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The privacy budget.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise, instead of the budget.")] = None,
-    delta: Annotated[float, typer.Option(help="The chance left out of the promise.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="The chance left out of the promise. [default: 1e-5]")
+    ] = None,
     sampling: Annotated[
-        str, typer.Option(metavar="poisson|fixed", help="How clients are drawn.")
-    ] = "poisson",
+        str | None,
+        typer.Option(metavar="poisson|fixed", help="How clients are drawn. [default: poisson]"),
+    ] = None,
     accountant: Annotated[
-        str, typer.Option(metavar="rdp|pld|best", help="Whose epsilon is promised.")
-    ] = "rdp",
-    dropout: Annotated[float, typer.Option(help="Expected share of a round that drops out.")] = 0.0,
-    dishonest: Annotated[int, typer.Option(help="Clients a round taken to add no noise.")] = 0,
+        str | None, typer.Option(metavar="rdp|pld|best", help="Whose epsilon is promised. [default: rdp]")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Share of a round that may drop out. [default: 0]")
+    ] = None,
+    dishonest: Annotated[
+        int | None, typer.Option(help="Clients a round taken to add no noise. [default: 0]")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--timings/--no-timings", help="Measure what masks and noise take here.")
+    ] = True,
+    data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Work out privacy and bandwidth before anything is trained."""
-    from discreet.privacy.planning import plan as make
+    """Work out privacy and bandwidth before anything is trained: of an experiment, or from options alone."""
+    from discreet import config, forecast
 
-    made = make(
-        clients=clients,
-        fraction=fraction,
-        cohort=cohort,
-        rounds=rounds,
-        parameters=parameters,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        sampling=_choice("--sampling", sampling, ("poisson", "fixed")),
-        accountant=_choice("--accountant", accountant, ("rdp", "pld", "best")),
-        dropout=dropout,
-        dishonest=dishonest,
-    )
+    if settings and experiment is None:
+        raise ConfigError("--set", settings[0], "an experiment beside it, whose keys it changes")
+    wishes = {
+        "clients": clients,
+        "fraction": fraction,
+        "cohort": cohort,
+        "rounds": rounds,
+        "parameters": parameters,
+        "model": model,
+        "data": data,
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        "sampling": sampling,
+        "accountant": accountant,
+        "dropout": dropout,
+        "dishonest": dishonest,
+    }
+    chosen = None if experiment is None else config.load(experiment, settings or ())
+    with redirect_stdout(sys.stderr):  # what a user's own model prints is no part of the plan
+        try:
+            made = forecast.plan(chosen, data_dir=data_dir, **wishes)
+        except ConfigError as error:
+            raise _about_an_option(error, wishes) from None
+        if measure:
+            made = replace(made, timings=forecast.timings(made))
     if as_json:
-        print(json.dumps(made.to_dict(), indent=1))
+        print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
         return
     _print_columns(made.rows())
     print()
-    rows: list[tuple[str, ...]] = [
-        ("scheme", "bits a parameter", "MB a client and round", "MB a client", "MB in all")
-    ]
-    for one in made.traffic:
-        amounts = (one.megabytes_a_round, one.megabytes_a_client, one.megabytes_total)
-        rows.append((one.scheme, str(one.bits), *(f"{amount:,.4g}" for amount in amounts)))
-    _print_columns(rows)
+    _print_columns(made.traffic_rows())
     print(f"\n{made.statement}")
     for warning in made.warnings:
         print(f"Warning: {warning}")
 
 
-def _choice(option: str, value: str, known: Sequence[str]) -> Any:
-    if value not in known:
-        raise ConfigError(option, value, "one of " + ", ".join(known))
-    return value
+def _about_an_option(error: ConfigError, options: Iterable[str]) -> ConfigError:
+    """The same error with the option's name as it is written, where it is about an option."""
+    if error.key not in options:
+        return error
+    option = "--" + error.key.replace("_", "-")
+    return ConfigError(option, error.value, error.expected)
 
 
 @data_app.callback()
@@ -307,10 +403,10 @@ def _free_folder(experiment: str, resume: bool) -> Path:
 
 
 @contextmanager
-def _round_bar(*, hidden: bool) -> Iterator[tuple[DataProgress, OnRound]]:
+def _round_bar(*, hidden: bool, title: str = "round") -> Iterator[tuple[DataProgress, OnRound]]:
     """A progress bar of the data that is read, then of rounds, with accuracy, time a round and time left."""
     columns = (
-        TextColumn("round"),
+        TextColumn(title, markup=False),
         MofNCompleteColumn(),
         BarColumn(),
         TextColumn("{task.fields[figures]}"),

@@ -55,6 +55,47 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
+class Grid:
+    """Who holds how much of what: public numbers, no data.
+
+    Participant ``row * columns + column`` holds the features of its column of the examples of its row.
+
+    Attributes:
+        sizes: shape (rows,), examples of each row.
+        features: for each column, which input features it holds; None where there are no columns, and every
+            participant holds all features.
+    """
+
+    sizes: NDArray[np.int64]
+    features: tuple[NDArray[np.int64], ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are (m^h)."""
+        return len(self.sizes)
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are (m^v)."""
+        return 1 if self.features is None else len(self.features)
+
+    @property
+    def participants(self) -> int:
+        """How many there are (m)."""
+        return self.rows * self.columns
+
+    @property
+    def examples(self) -> int:
+        """How many examples all participants hold together (n)."""
+        return int(self.sizes.sum())
+
+    @property
+    def capacity(self) -> int:
+        """The most examples that a row holds."""
+        return int(self.sizes.max())
+
+
+@dataclass(frozen=True, eq=False)
 class Cohort:
     """K participants side by side; a simulation passes many, a deployed site passes itself.
 

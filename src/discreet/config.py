@@ -7,7 +7,6 @@ line that names the key and says what would be right.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -20,11 +19,13 @@ from pydantic.dataclasses import dataclass
 
 from discreet.augment import AUGMENTATIONS
 from discreet.checked import plain
-from discreet.data.partition import PARTITIONS
+from discreet.data.partitions import PARTITIONS
 from discreet.data.sources import SOURCES
 from discreet.errors import ConfigError
 from discreet.losses import LOSSES
 from discreet.models import MODELS
+from discreet.names import did_you_mean
+from discreet.privacy.promise import NoiseName
 from discreet.schemes import SCHEMES
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -48,7 +49,7 @@ class Data:
         image_size: side in pixels to which the user's own images are scaled; 0 for as they are.
         min_faces: of ``lfw``: people with fewer images are left out.
         max_tokens, vocabulary: of a text: how many tokens are kept, and how many token numbers there are.
-        partition: how examples are dealt to clients, a name in `discreet.data.partition.PARTITIONS`.
+        partition: how examples are dealt to clients, a name in `discreet.data.partitions.PARTITIONS`.
         clients: how many clients (N).
         alpha: of ``dirichlet``: small is skewed.
         labels_per_client: of ``shards``.
@@ -123,7 +124,8 @@ class Privacy:
             run stops before the round that would pass it.
         delta: the chance left out of the promise, in (0, 1); below 1 / clients, to mean anything.
         noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution.
-        accountant: ``rdp``, ``pld``, or ``best`` of both.
+        noise: ``discrete-gaussian``, or ``skellam``: shares of which add up to Skellam noise exactly.
+        accountant: ``rdp``, ``pld``, or ``best`` of those that there are; for ``skellam`` there is only ``rdp``.
         dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
         assumed_dishonest: clients in a round who are taken to add no noise.
     """
@@ -131,6 +133,7 @@ class Privacy:
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     noise_multiplier: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    noise: NoiseName = "discrete-gaussian"
     accountant: Literal["rdp", "pld", "best"] = "rdp"
     dropout_tolerance: float = Field(default=0.0, ge=0, lt=1)
     assumed_dishonest: int = Field(default=0, ge=0)
@@ -138,6 +141,39 @@ class Privacy:
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError("privacy.epsilon", None, "a budget, or privacy.noise_multiplier")
+        if self.noise == "skellam" and self.accountant == "pld":
+            raise ConfigError(
+                "privacy.accountant", "pld", "rdp or best: there are no loss distributions for skellam noise"
+            )
+
+
+@plain("dropouts.")
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Dropouts:
+    """Clients that fall silent in a simulated round, each on its own, and stay so until the round is over.
+
+    The steps are those of a masked sum. Each rate, in [0, 1), is the chance that a client which is still there sends
+    nothing in that step. A sum in the clear has one message a client: lost where a masked sum would not get it.
+
+    Attributes:
+        advertise, share, mask: before the client's contribution is sent, which is lost.
+        unmask: after it: the client is in the sum, and gives no share to unmask it. In the clear nothing is lost.
+    """
+
+    advertise: float = Field(default=0.0, ge=0, lt=1)
+    share: float = Field(default=0.0, ge=0, lt=1)
+    mask: float = Field(default=0.0, ge=0, lt=1)
+    unmask: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def lost(self) -> float:
+        """The chance that a client's contribution is lost."""
+        return 1 - (1 - self.advertise) * (1 - self.share) * (1 - self.mask)
+
+    @property
+    def silent(self) -> float:
+        """The chance that a client falls silent in some step, after its contribution included."""
+        return 1 - (1 - self.lost) * (1 - self.unmask)
 
 
 @plain("engine.")
@@ -184,7 +220,10 @@ class Experiment:
         eval_every: rounds between evaluations; the last round is always evaluated.
         patience: stop after so many evaluations without a better one on the held-out examples; 0 for never.
         secure: how contributions are added up: ``none``, in the clear; ``masked``, so that the server learns the sum
-            and nothing else; ``auto`` is ``masked`` for differentially private schemes, which are nothing without.
+            and nothing else; ``additive``, by shares that `share_holders` parties add up, of whom all but one may
+            collude; ``auto`` is ``masked`` for differentially private schemes, which are nothing without.
+        share_holders: for ``additive`` sums (s), from 2 to all participants.
+        dropouts: which clients fall silent in a round, under any scheme.
         given: what was handed over as Python objects (``data``, ``partition``, ``model``, ``loss``): such a run can
             only be repeated from Python. Written by a run, not by hand.
         privacy: for differentially private schemes, and only for them.
@@ -199,8 +238,10 @@ class Experiment:
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     eval_every: int = Field(default=1, ge=1)
     patience: int = Field(default=0, ge=0)
-    secure: Literal["auto", "none", "masked"] = "auto"
+    secure: Literal["auto", "none", "masked", "additive"] = "auto"
+    share_holders: int = Field(default=3, ge=2)
     privacy: Privacy | None = None
+    dropouts: Dropouts = Field(default_factory=Dropouts)
     given: list[str] = Field(default_factory=list)
     engine: Engine = Field(default_factory=Engine)
 
@@ -220,7 +261,7 @@ class Experiment:
             raise ConfigError(
                 "privacy", f"with {self.scheme_name}", f"none: it adds no noise; these do: {private}"
             )
-        if self.secure == "masked" and not self.scheme.private:
+        if self.secure in ("masked", "additive") and not self.scheme.modular:
             raise ConfigError(
                 "secure", self.secure, f"none: {self.scheme_name} does not sum integers modulo 2^b"
             )
@@ -239,7 +280,16 @@ class NotToml(ConfigError):
         self.args = (f"{source} is not TOML: {fault}; expected lines such as key = 1, or [section]",)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"data": Data, "model": Model, "privacy": Privacy, "engine": Engine}
+INSTEAD = {"scheme.steps": "scheme.epochs", "scheme.epochs": "scheme.steps"}
+"""Keys of which a table holds one at most, and the other of the two."""
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "data": Data,
+    "model": Model,
+    "privacy": Privacy,
+    "dropouts": Dropouts,
+    "engine": Engine,
+}
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:
@@ -265,8 +315,13 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
 
 
 def to_table(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as a nested table, complete: `from_table` gives the same experiment again."""
+    """The experiment as a nested table, complete: `from_table` gives the same experiment again.
+
+    Only `dropouts` is left out where nobody drops out, as it was before there were any: older runs can be resumed.
+    """
     table = _without_none(dataclasses.asdict(experiment))
+    if experiment.dropouts == Dropouts():
+        del table["dropouts"]
     model = table["model"]
     table["model"] = {**{key: model[key] for key in ("name", "loss")}, **model["options"]}
     table["scheme"] = {"name": experiment.scheme_name, **table["scheme"]}
@@ -294,14 +349,18 @@ def load(source: str, settings: Iterable[str] = ()) -> Experiment:
 
     Args:
         source: a path that ends in ``.toml``, or a preset's name.
-        settings: changes, as ``"scheme.learning_rate=0.2"``; a value is read as TOML, else as a string.
+        settings: changes, as ``"scheme.learning_rate=0.2"``; a value is read as TOML, else as a string. One that sets
+            ``scheme.steps`` takes the file's ``scheme.epochs`` away, and the other way round.
 
     Raises:
         ConfigError: the file or preset does not exist, is not TOML, or holds a mistake.
     """
     table = parse(_text(source), source)
     # the scheme first: its name clears the file's fields away, and not those that are set beside it
-    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() != "scheme.name"):
+    chosen = sorted(settings, key=lambda setting: _key(setting) != "scheme.name")
+    for key in {_key(setting) for setting in chosen} & INSTEAD.keys():
+        _remove(table, INSTEAD[key])
+    for setting in chosen:
         _apply(table, setting)
     if given := table.get("given"):
         raise ConfigError(
@@ -346,8 +405,8 @@ def _text(source: str) -> str:
 
 def _apply(table: dict[str, Any], setting: str) -> None:
     """Apply one ``key.path=value``."""
-    key, equals, text = setting.partition("=")
-    key = key.strip()
+    key = _key(setting)
+    _, equals, text = setting.partition("=")
     if not equals or not key:
         raise ConfigError("--set", setting, "key.path=value, as scheme.learning_rate=0.2")
     try:
@@ -370,6 +429,18 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     place[last] = value
 
 
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
+
+
+def _remove(table: dict[str, Any], key: str) -> None:
+    """Take a key of a section away, where there is one."""
+    name, _, last = key.partition(".")
+    section = table.get(name)
+    if isinstance(section, dict):
+        section.pop(last, None)
+
+
 def _section(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(name, value, f"a section [{name}]")
@@ -384,11 +455,8 @@ def _model_table(section: dict[str, Any]) -> dict[str, Any]:
 def _known(key: str, value: object, known: Iterable[str], what: str = "one of") -> None:
     """Refuse a name that is not known, with the nearest one that is."""
     names = list(known)
-    if value in names:
-        return
-    nearest = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise ConfigError(key, value, f"{what}: {', '.join(names)}{hint}")
+    if value not in names:
+        raise ConfigError(key, value, f"{what}: {', '.join(names)}{did_you_mean(str(value), names)}")
 
 
 def _without_none(value: Any) -> Any:

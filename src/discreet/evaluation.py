@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -28,12 +28,14 @@ class Evaluation:
         accuracy: fraction of right answers; None for regression, and where there were no examples.
         loss: mean loss an example; None where there were no examples.
         worst_accuracy, worst_loss: of the worst participant's model, where each has its own.
+        extras: other figures of the state, by the names they have in the metrics.
     """
 
     accuracy: float | None
     loss: float | None
     worst_accuracy: float | None = None
     worst_loss: float | None = None
+    extras: Mapping[str, float] = field(default_factory=dict)
 
 
 def evaluate(learner: Learner, vector: Tensor, examples: Examples, parallel: Map = map) -> Evaluation:

@@ -74,7 +74,7 @@ class LayeredGradient:
             if layer.bias is not None:
                 gradients[layer.bias] = delta.sum(1)
 
-        losses = self._backpropagate(parameters, inputs, targets, weights, keep)
+        losses = self.backpropagate(parameters, inputs, targets, weights, keep)
         return gradients, losses
 
     def descend(
@@ -94,9 +94,9 @@ class LayeredGradient:
             if layer.bias is not None:
                 parameters[layer.bias].mul_(shrink).sub_(delta.sum(1), alpha=learning_rate)
 
-        return self._backpropagate(parameters, inputs, targets, weights, step)
+        return self.backpropagate(parameters, inputs, targets, weights, step)
 
-    def _backpropagate(
+    def backpropagate(
         self,
         parameters: Sequence[Tensor],
         inputs: Tensor,
@@ -148,7 +148,7 @@ def linear_layers(network: Network, dimensions: int) -> tuple[Layer, ...] | None
         network: the network.
         dimensions: of one input; more than one must be flattened by the network's first layer.
     """
-    leaves = _leaves(network.module)
+    leaves = leaves_of(network.module)
     if leaves is None:
         return None
     first = leaves[0][1] if leaves else None
@@ -171,7 +171,7 @@ def linear_layers(network: Network, dimensions: int) -> tuple[Layer, ...] | None
     return tuple(layers) if layers and not layers[-1].relu else None
 
 
-def _leaves(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+def leaves_of(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
     """The leaves of nested `nn.Sequential`s in the order of the forward pass; None for any other module.
 
     A layer that is used twice comes twice. Hooks may do anything: None if there are any.
@@ -182,7 +182,7 @@ def _leaves(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] 
     # not `named_children`, which leaves out a layer's second place
     for name, child in zip(module._modules, module, strict=True):
         if type(child) is nn.Sequential:
-            inner = _leaves(child, f"{prefix}{name}.")
+            inner = leaves_of(child, f"{prefix}{name}.")
             if inner is None:
                 return None
             found += inner

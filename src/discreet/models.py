@@ -10,10 +10,9 @@ line puts the current folder there.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.errors import ConfigError, ModelError, UnknownKey
+from discreet.names import did_you_mean
 from discreet.network import Network, Slot, network_of, notes
 from discreet.probe import check_runs, users_code
 from discreet.randomness import SERVER, Seeded
@@ -206,12 +206,12 @@ def _find(spec: str) -> object:
     path, colon, name = spec.partition(":")
     if not colon:
         choice = f"one of {', '.join(MODELS)}, or package.module:factory"
-        raise ConfigError("model.name", spec, choice + _nearest(spec, MODELS))
+        raise ConfigError("model.name", spec, choice + did_you_mean(spec, MODELS))
     with users_code(f"model {spec}: cannot import {path!r}"):
         found: object = importlib.import_module(path)
     for part in name.split("."):
         if not hasattr(found, part):
-            near = _nearest(part, [known for known in dir(found) if not known.startswith("_")])
+            near = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
             raise ModelError(
                 f"model {spec}: {path} has no {name!r}: expected the name of a factory in it{near}"
             )
@@ -240,7 +240,7 @@ def _arguments(
     for key in options:
         if key in offered or not (takes_all or key in known):
             choice = f"model {name} takes {', '.join(known) or 'no options'}"
-            raise UnknownKey(f"model.{key}", choice + _nearest(key, known))
+            raise UnknownKey(f"model.{key}", choice + did_you_mean(key, known))
     if vocabulary is None:
         del offered["vocabulary"]
     return {key: value for key, value in offered.items() if takes_all or key in takes} | dict(options)
@@ -289,11 +289,6 @@ def _positive(option: str, values: Sequence[int]) -> tuple[int, ...]:
     if not fits or not all(type(value) is int and value >= 1 for value in values):
         raise ConfigError(f"model.{option}", values, "a list of whole numbers of at least 1")
     return tuple(values)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from discreet import gradients, losses, models
 from discreet.augment import AUGMENTATIONS
 from discreet.budget import promised
-from discreet.cohort import Cohort, Examples
+from discreet.cohort import Cohort, Examples, Grid
 from discreet.config import Experiment
-from discreet.data import partition as partitions
-from discreet.data import sources
+from discreet.data import partitions, sources
 from discreet.data.checks import check_dataset, check_partition
 from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
@@ -181,9 +180,23 @@ def prepare(
         lambda: can_stack(network, loss, start, inputs, targets),
     )
     learner = Learner(
-        network.to(device), loss, _path(experiment), int(experiment.engine.lanes), device, augment
+        network.to(device),
+        loss,
+        _path(experiment),
+        int(experiment.engine.lanes),
+        device,
+        augment,
+        len(data.shape),
     )
-    experiment, task, releases = promised(experiment, Task(learner, streams), partition.clients)
+    task = Task(
+        learner,
+        streams,
+        grid=Grid(partition.sizes, partition.columns),
+        modular=experiment.secure not in ("auto", "none"),
+    )
+    experiment, task, releases = promised(experiment, task, partition.clients)
+    _check_sums(experiment, partition)
+    experiment.scheme.phases(task)  # what cannot be laid out is refused now
     return Federation(
         experiment,
         task,
@@ -195,6 +208,24 @@ def prepare(
         _fingerprint(data.train, data.test, partition),
         releases,
     )
+
+
+def _check_sums(experiment: Experiment, partition: Partition) -> None:
+    """Refuse ways of summing that do not fit how the data is split."""
+    if experiment.secure == "additive" and experiment.share_holders > partition.clients:
+        raise ConfigError(
+            "share_holders", experiment.share_holders, f"at most {partition.clients}, the number of participants"
+        )
+    if partition.column_count == 1:
+        return
+    if experiment.secure == "masked":
+        raise ConfigError("secure", "masked", "additive for data that is split by columns: its sums are in groups")
+    if experiment.dropouts.lost:
+        raise ConfigError(
+            "dropouts",
+            f"{experiment.dropouts.lost:.2%} of a round",
+            "none for data that is split by columns: a row without one of its participants predicts nothing",
+        )
 
 
 def _named(

@@ -6,7 +6,7 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from discreet.config import Experiment, Privacy
+from discreet.errors import RunFolderError
 from discreet.evaluation import Evaluation
 from discreet.network import Network, notes
 from discreet.preparation import Federation
 from discreet.privacy.accounting import Ledger, spent
-from discreet.runs import Checkpoint, open_run
+from discreet.runs import Checkpoint, DiskFull, open_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +74,7 @@ class Run:
         network: the model as a function of its parameters.
         vector, best_vector: parameters of the last and of the best round, shape (n,); None without a global model.
         checkpoint: what the next round would start from.
+        confined: gives the parameters of a participant's confined model after the last round; None where there are none.
     """
 
     experiment: Experiment
@@ -82,6 +84,7 @@ class Run:
     vector: Tensor | None
     best_vector: Tensor | None
     checkpoint: Checkpoint
+    confined: Callable[[int], Tensor] | None = None
 
     def series(self, name: str) -> NDArray[np.float64]:
         """One figure of every round, NaN where a round has none: ``"accuracy"``, ``"loss"``, ``"seconds"``..."""
@@ -113,15 +116,26 @@ class Run:
         """The best evaluated round: ``round``, ``accuracy``, ``loss``."""
         return dict(self.result["best"])
 
-    def model(self, *, best: bool = False) -> nn.Module:
+    def model(self, *, best: bool = False, participant: int | None = None) -> nn.Module:
         """The trained model, in evaluation mode.
 
+        Args:
+            best: that of the best round instead of the last.
+            participant: whose confined model it is to be, of a scheme that has no global one.
+
         Raises:
-            ValueError: the scheme has no global model.
+            ValueError: the scheme has no global model and no participant is named, or the other way round.
+            ConfigError: there is no such participant, or it holds a part of a model only.
         """
+        name = self.experiment.scheme_name
+        if participant is not None:
+            if self.confined is None:
+                raise ValueError(f"{name} has no confined models: ask for none of a participant")
+            return self.network.to_module(self.confined(participant).cpu())
         vector = self.best_vector if best else self.vector
         if vector is None:
-            raise ValueError(f"{self.experiment.scheme_name} has no global model")
+            hint = "" if self.confined is None else ": ask for a participant's, as in run.model(participant=0)"
+            raise ValueError(f"{name} has no global model{hint}")
         return self.network.to_module(vector.cpu())
 
     def plot(self) -> Figure:
@@ -133,15 +147,23 @@ class Run:
         return plot_runs({name: curves})
 
     def save(self, path: Path | str) -> Path:
-        """Write a run folder, as ``discreet run`` does.
+        """Write a run folder, as ``discreet run`` does: all of it, or where that fails nothing.
 
         Raises:
             RunFolderError: it exists and is not empty, or cannot be written.
         """
-        with open_run(Path(path), self.experiment) as folder:
-            folder.append(*self.metrics)
-            folder.save(self.checkpoint)
-            folder.finish(self.result)
+        try:
+            with open_run(Path(path), self.experiment) as folder:
+                try:
+                    folder.append(*self.metrics)
+                    folder.save(self.checkpoint)
+                    folder.finish(self.result)
+                except BaseException:
+                    folder.remove()
+                    raise
+        except DiskFull as error:
+            # nothing is left to resume
+            raise RunFolderError(error.path, f"{error.refusal}: free some space and save again") from None
         return folder.path
 
 
@@ -175,6 +197,7 @@ def summarise(
         "participants": federation.partition.clients,
         "notes": list(notes(federation.task.learner.network)),
         "dropped_updates": sum(len(line["dropped"]) for line in history),
+        "lost_contributions": sum(line.get("lost", 0) for line in history),  # older folders count none
         "versions": versions(),
     }
     if "worst_loss" in last:
@@ -183,8 +206,8 @@ def summarise(
 
 
 def _privacy(asked: Privacy, ledger: Ledger) -> dict[str, Any]:
-    """What the rounds that ran have cost."""
-    return spent(ledger, asked.delta, asked.accountant).to_dict()
+    """What the rounds that ran have cost, and which noise they had."""
+    return {**spent(ledger, asked.delta, asked.accountant).to_dict(), "noise": asked.noise}
 
 
 def peak_memory() -> int:

@@ -45,6 +45,18 @@ MAY_DIFFER = {"rounds", "engine.device", "engine.workers"}
 """Keys that may change between a run and its resumption: more rounds, or another machine."""
 
 
+class DiskFull(RunFolderError):
+    """There is no space for a run folder, or for what is to be added to it.
+
+    Attributes:
+        refusal: what could not be done.
+    """
+
+    def __init__(self, path: Path, refusal: str) -> None:
+        self.refusal = refusal
+        super().__init__(path, f"{refusal}: free some space and run again with --resume")
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A run after some round.
@@ -96,7 +108,7 @@ def open_run(path: Path, experiment: Experiment, *, resume: bool = False) -> Ite
         path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         check_out(path, resume=resume)
-        folder = RunFolder(path)
+        folder = RunFolder(path, new)
         started = bool(_contents(path))
         if started:
             folder.compare(experiment)
@@ -114,9 +126,15 @@ def open_run(path: Path, experiment: Experiment, *, resume: bool = False) -> Ite
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder that may be written to; get one from `open_run`."""
+    """A run folder that may be written to; get one from `open_run`.
+
+    Attributes:
+        path: the folder.
+        new: whether it was made for this run.
+    """
 
     path: Path
+    new: bool
 
     def compare(self, experiment: Experiment) -> bool:
         """Whether the settings that are there differ from the experiment's, where they may.
@@ -231,6 +249,15 @@ class RunFolder:
         with _access(self.path / RESULT):
             (self.path / RESULT).unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Remove all that a run has written, and the folder if it was made for it, as far as can be."""
+        for name in (*TEMPORARY, *TEMPORARY.values()):
+            with suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)
+        if self.new:
+            with suppress(OSError):
+                self.path.rmdir()
+
     def clear_temporary(self) -> None:
         """Remove what a killed process left half-written."""
         for name in TEMPORARY.values():
@@ -291,11 +318,10 @@ def _access(path: Path, doing: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        refusal = f"cannot be {doing} ({error.strerror or error})"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free some space and run again with --resume"
-        else:
-            remedy = f"give an --out that can be {doing}"
-        raise RunFolderError(path, f"cannot be {doing} ({error.strerror or error}): {remedy}") from None
+            raise DiskFull(path, refusal) from None
+        raise RunFolderError(path, f"{refusal}: give an --out that can be {doing}") from None
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Which clients take part in a round."""
+"""Which clients take part in a round, and which of them fall silent before it is over."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,51 @@ from numpy.typing import NDArray
 from discreet.config import Experiment
 from discreet.privacy.releases import FixedSize, Poisson, Sampling
 from discreet.randomness import SERVER, Seeded
+from discreet.secure.masking import STAGES, Stage
+
+
+@dataclass(frozen=True, eq=False)
+class Attendance:
+    """Who was drawn for a round, and how far they come.
+
+    Attributes:
+        drawn: shape (K,), the clients' numbers in rising order.
+        steps: shape (K,), of how many of `STAGES` a client sends its message, 0 to 4: the first ones.
+    """
+
+    drawn: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+    @property
+    def sending(self) -> NDArray[np.int64]:
+        """The clients whose contributions arrive, in rising order."""
+        return self.drawn[self.steps > STAGES.index(Stage.MASK)]
+
+    @property
+    def lost(self) -> int:
+        """How many clients' contributions do not arrive."""
+        return len(self.drawn) - len(self.sending)
+
+    def silent(self, stage: Stage) -> list[int]:
+        """The clients that send nothing from this stage on, having sent all before it."""
+        return [int(client) for client in self.drawn[self.steps == STAGES.index(stage)]]
+
+
+def attend(experiment: Experiment, clients: int, round: int) -> Attendance:
+    """Draw the clients of a round, and for each on its own whether and when it falls silent.
+
+    The draws depend on the seed, the round and the client alone; those of one step not on the rates of the others.
+    """
+    drawn = sample(experiment, clients, round)
+    rates = np.array([getattr(experiment.dropouts, stage) for stage in STAGES])
+    steps = np.full(len(drawn), len(STAGES))
+    if rates.any():
+        streams = Seeded(experiment.seed)
+        for place, client in enumerate(drawn):
+            silent = streams.stream(round, int(client), "dropouts").random(len(STAGES)) < rates
+            if silent.any():
+                steps[place] = silent.argmax()
+    return Attendance(drawn, steps)
 
 
 def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ cohort, and results depend neither on the number of workers nor on the order in 
 Stated rules, the same in every scheme:
 
 * A client with no examples brings nothing to a round; a round in which nobody has any leaves the state as it was.
+* A client that falls silent (`dropouts`) before it has sent its contribution takes no part in the round at all.
 * A client whose update is NaN or infinite is dropped from the sum, named in the metrics and counted.
 * If that happens to every client that has examples, or the new state or its loss is not finite, the run has
   diverged: it stops, and the last good round is kept.
@@ -42,8 +43,9 @@ from discreet.privacy.releases import NOTHING, Ledger
 from discreet.results import Best, Run, summarise
 from discreet.rounds import play_round
 from discreet.runs import Checkpoint, RunFolder, check_out, open_run
-from discreet.sampling import sample
-from discreet.sums import Tally, answer
+from discreet.sampling import attend
+from discreet.schemes.base import Confined
+from discreet.sums import Tally, answer, check_releases
 
 Metrics = dict[str, Any]
 
@@ -117,6 +119,7 @@ def simulate(
         raise ConfigError("out", None, "the run folder to go on with")
     federation = preparation.prepare(experiment, data, partition, model, loss, data_dir, on_data)
     experiment = federation.experiment
+    check_releases(federation)
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
     with opened as folder, _workers(experiment) as parallel:
         progress, history = _start(federation, folder)
@@ -140,6 +143,9 @@ def simulate(
         vector=vector,
         best_vector=progress.best.vector if progress.best else vector,
         checkpoint=_checkpoint(federation, progress),
+        confined=partial(federation.scheme.confined, federation.task, progress.state)
+        if isinstance(federation.scheme, Confined)
+        else None,
     )
 
 
@@ -225,14 +231,14 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
     experiment, scheme, task = federation.experiment, federation.scheme, federation.task
     number = progress.round + 1
     started = time.perf_counter()
-    ids = sample(experiment, federation.partition.clients, number)
+    there = attend(experiment, federation.partition.clients, number)
     tally = Tally()
     kept = dict(progress.kept) if progress.kept else {}
     playing = play_round(scheme, task, progress.state, number)
     try:
         ask = next(playing)
         while True:
-            ask = playing.send(answer(federation, ask, ids, kept, tally, parallel))
+            ask = playing.send(answer(federation, ask, there, kept, tally, parallel))
     except StopIteration as end:
         state = end.value
     seconds = time.perf_counter() - started
@@ -247,12 +253,15 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
         "round": number,
         "participants": len(tally.accepted),
         "empty": len(tally.empty),
+        "lost": there.lost,
         "dropped": [str(client) for client in sorted(tally.dropped)],
         "seconds": seconds,
         "uplink_bytes": tally.uplink,
         "downlink_bytes": tally.downlink,
         "train_loss": tally.loss(),
     }
+    if task.modular and task.promise is None:
+        metrics["saturated"] = tally.saturated
     ledger = progress.ledger
     if task.promise is not None:
         metrics["released"] = tally.released
@@ -289,6 +298,7 @@ def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, para
         "accuracy": found.accuracy,
         "loss": found.loss,
         "evaluation_seconds": time.perf_counter() - started,
+        **found.extras,
     }
     if found.worst_loss is not None:
         metrics |= {"worst_accuracy": found.worst_accuracy, "worst_loss": found.worst_loss}

@@ -6,6 +6,7 @@ numbers; where the experiment says so, by masked sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -19,14 +20,25 @@ from discreet.cohort import Cohort
 from discreet.errors import ConfigError, LocalProtocolError, RoundAborted
 from discreet.evaluation import Map
 from discreet.preparation import Federation
+from discreet.privacy.promise import Promise
 from discreet.rounds import Ask
-from discreet.schemes.base import Contribution, Fused, Total
+from discreet.sampling import Attendance
+from discreet.schemes.base import Contribution, Fused, Scope, Total
 from discreet.secure.groups import accumulate, decode, encode, lifted, wire_bytes, zeros
-from discreet.secure.masking import masked_sum, plan_graph
+from discreet.secure.masking import (
+    STAGES,
+    GraphPlan,
+    Stage,
+    dropouts_at_most,
+    masked_sum,
+    plan_graph,
+)
 from discreet.secure.ring import Ring
+from discreet.secure.shared_sum import SharedSum
 
 CORRUPT = 0.1
-"""Share of a cohort that may collude with the server without learning more than the sum."""
+"""Share of a cohort that may collude with the server without learning more than the sum; at least so much is planned
+for, and as many clients as `privacy.assumed_dishonest` where that is more: who cheats with noise may collude too."""
 
 
 class Tally:
@@ -39,6 +51,7 @@ class Tally:
         self.withheld: set[int] = set()
         self.released = True
         self.losses: list[float] = []
+        self.saturated = 0
         self.uplink = 0
         self.downlink = 0
 
@@ -53,6 +66,8 @@ class Tally:
         self.accepted -= self.rejected
         if given.withheld is not None:
             self.withheld |= set(cohort.ids[given.withheld.cpu().numpy()].tolist())
+        if given.saturated is not None:
+            self.saturated += int(given.saturated.sum())
         self.losses += losses[np.isfinite(losses) & accepted].tolist()
         self.uplink += uplink
 
@@ -91,21 +106,28 @@ class Received:
 def answer(
     federation: Federation,
     ask: Ask,
-    ids: NDArray[np.int64],
+    there: Attendance,
     kept: dict[int, Tensor],
     tally: Tally,
     parallel: Map,
 ) -> Total:
-    """Sum one phase over the clients `ids`; what they keep for themselves goes into `kept`."""
+    """Sum one phase over the clients that are there; what they keep for themselves goes into `kept`.
+
+    A client whose contribution would be lost is not worked on: it is gone for all phases of the round. The others
+    size their noise by how many were drawn, as clients that cannot know who falls silent later.
+    """
     phase, scheme = ask.phase, federation.scheme
+    ids, drawn = there.sending, len(there.drawn)
     if ask.received:
         earlier = ask.received[-1].values  # of a grouped total, a participant is sent its own group's row
         tally.downlink += len(ids) * (earlier[0] if earlier.dim() > 1 else earlier).nbytes
     elif phase.length:  # a phase in which nothing is sent needs nothing sent back
-        tally.downlink += len(ids) * _tensor_bytes(ask.payload)
-    if isinstance(scheme, Fused) and len(ids):
-        cohort = federation.cohort(ids, ask.round, kept, len(ids))
-        total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort)
+        tally.downlink += drawn * _tensor_bytes(ask.payload)
+    if isinstance(scheme, Fused) and len(ids) and scheme.fuses(federation.task):
+        cohort = federation.cohort(ids, ask.round, kept, drawn)
+        total, given = scheme.subtotal(
+            federation.task, phase, ask.payload, ask.received, cohort, parallel
+        )
         tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
         _keep(kept, cohort, given)
         return total
@@ -114,13 +136,17 @@ def answer(
     values, count = zeros(phase.group, (groups, phase.length)), 0
     stacks = [ids[start : start + lanes] for start in range(0, len(ids), lanes)]
     masked: list[Received] = []
-    for received in parallel(lambda stack: _contribute(federation, ask, stack, kept, len(ids)), stacks):
+    shared = _shared_sum(federation, ask, groups)
+    for received in parallel(lambda stack: _contribute(federation, ask, stack, kept, drawn), stacks):
         cohort, given = received.cohort, received.given
         tally.count(cohort, given, received.uplink)
         _keep(kept, cohort, given)
         count += len(received.elements)
         if isinstance(phase.group, Ring) and federation.experiment.secure == "masked":
             masked.append(received)
+            continue
+        if shared is not None:
+            _share(shared, phase.scope, received, tally)
             continue
         if phase.scope == "all":
             accumulate(phase.group, values[0], received.elements)
@@ -129,44 +155,134 @@ def answer(
         for group in np.unique(places):
             accumulate(phase.group, values[group], received.elements[torch.from_numpy(places == group)])
     promise = federation.task.promise
-    if promise is not None and count < promise.needed(len(ids)):
+    if promise is not None and count < promise.needed(drawn):
         # that nobody at all was drawn is seen, and a release like any other; its sum is nothing
-        tally.released = not len(ids)
+        tally.released = not drawn
         return Total(values[0], 0)  # fewer shares of noise than were promised: nobody sees this sum
     if masked:
-        return _masked(federation, ask, masked, tally)
+        return _masked(federation, ask, there, masked, tally)
+    if shared is not None:
+        values = torch.from_numpy(shared.ring.lift(shared.total()))
+        return Total(values[0] if phase.scope == "all" else values, count)
+    if phase.common:
+        values[:, -phase.common :] = values[:, -phase.common :].sum(0)
     values = lifted(phase.group, values)
     return Total(values[0] if phase.scope == "all" else values, count)
 
 
-def _masked(federation: Federation, ask: Ask, received: Sequence[Received], tally: Tally) -> Total:
+def _shared_sum(federation: Federation, ask: Ask, groups: int) -> SharedSum | None:
+    """An empty sum by additive sharing, where the experiment asks for one."""
+    phase = ask.phase
+    if federation.experiment.secure != "additive" or not isinstance(phase.group, Ring):
+        return None
+    return SharedSum(
+        phase.group,
+        federation.experiment.share_holders,
+        groups,
+        phase.length,
+        phase.common,
+        federation.task.randomness,
+        ask.round,
+        f"simulation {ask.round} {phase.name}".encode(),
+    )
+
+
+def _share(shared: SharedSum, scope: Scope, received: Received, tally: Tally) -> None:
+    """Let one stack of participants share out what they bring."""
+    cohort, usable = received.cohort, received.given.accepted.cpu().numpy()
+    places = {"all": cohort.row * 0, "row": cohort.row, "column": cohort.column}[scope][usable]
+    before = shared.uplink
+    vectors = shared.ring.reduce(received.elements.numpy())
+    for client, group, vector in zip(cohort.ids[usable].tolist(), places.tolist(), vectors, strict=True):
+        shared.add(client, group, vector)
+    tally.uplink += shared.uplink - before - received.uplink
+
+
+def _masked(
+    federation: Federation, ask: Ask, there: Attendance, received: Sequence[Received], tally: Tally
+) -> Total:
     """The sum by the protocol of `discreet.secure.masking`, run by real clients and a real server in this process."""
     ring = ask.phase.group
     if not isinstance(ring, Ring) or ask.phase.scope != "all":
         raise LocalProtocolError("masked sums are over a ring and over all participants")
-    ids = np.concatenate([one.cohort.ids for one in received])
-    promise = federation.task.promise
+    vectors, unsent = ring.zeros((len(there.drawn), ask.phase.length)), np.ones(len(there.drawn), dtype=bool)
+    for one in received:
+        places = np.searchsorted(there.drawn, one.cohort.ids[one.given.accepted.cpu().numpy()])
+        vectors[places], unsent[places] = ring.reduce(one.elements.numpy()), False
+    dropouts: dict[Stage, list[int]] = {stage: there.silent(stage) for stage in STAGES}
+    dropouts[Stage.MASK] = there.drawn[unsent].tolist()  # whoever has nothing to send is silent from here on
     try:
-        graph = plan_graph(
-            len(ids),
-            dropout=0.0 if promise is None else promise.dropout_tolerance,
-            corrupt=CORRUPT,
-        )
+        graph = _graph(federation.task.promise, len(there.drawn))
         total = masked_sum(
-            ring.reduce(torch.cat([one.elements for one in received]).numpy()),
+            vectors,
             ring.bits,
             threshold=graph.threshold,
             degree=graph.degree,
             randomness=federation.task.randomness,
-            cohort=ids.tolist(),
+            dropouts=dropouts,
+            cohort=there.drawn.tolist(),
             round=ask.round,
         )
     except (ConfigError, RoundAborted):
-        tally.released = False  # a cohort too small to hide anyone in
+        tally.released = False  # a cohort too small to hide anyone in, or too few left to unmask the sum
         return Total(torch.zeros(ask.phase.length, dtype=torch.int64), 0)
     tally.uplink += sum(total.bytes_up.values()) - sum(one.uplink for one in received)
     tally.downlink += sum(total.bytes_down.values())
     return Total(torch.from_numpy(ring.lift(total.values)), len(total.survivors))
+
+
+def _graph(promise: Promise | None, clients: int) -> GraphPlan:
+    """Who masks with whom in a cohort of this size, for the dropouts and the colluders that are allowed for.
+
+    Raises:
+        ConfigError: the cohort is too small for them.
+    """
+    if promise is None:
+        return plan_graph(clients, dropout=0.0, corrupt=CORRUPT)
+    corrupt = max(CORRUPT, min(promise.assumed_dishonest, clients - 1) / clients)
+    return plan_graph(clients, dropout=promise.dropout_tolerance, corrupt=corrupt)
+
+
+def check_releases(federation: Federation) -> None:
+    """Refuse, before anything runs, settings with which most rounds' sums would not be released.
+
+    Raises:
+        ConfigError: a round's clients cannot be hidden among each other, or so many fall silent that of most rounds
+            too few are left.
+    """
+    experiment, promise = federation.experiment, federation.task.promise
+    if promise is None:
+        return
+    masked = experiment.secure == "masked"
+    cohort = max(1, round(promise.expected_cohort))
+    if masked and experiment.sampling == "fixed":
+        _graph(promise, cohort)
+    tolerance = promise.dropout_tolerance
+    chance = experiment.dropouts.silent if masked else experiment.dropouts.lost
+    typical = dropouts_at_most(cohort, chance, 0.5)
+    if not chance or (chance <= tolerance + 1e-9 and typical <= _spare(promise, cohort, masked)):
+        return
+    advice = f"lower rates, or more than {cohort} clients a round"
+    for failing, often in ((0.05, "19 of 20"), (1e-3, "999 of 1,000")):
+        most = dropouts_at_most(cohort, chance, failing)
+        wanted = math.ceil(100 * most / cohort - 1e-9) / 100
+        if wanted < 1 and most <= _spare(replace(promise, dropout_tolerance=wanted), cohort, masked):
+            advice = f"{wanted:g} there would do for {often} rounds of {cohort} clients"
+    raise ConfigError(
+        "dropouts",
+        f"{chance:.2%} of a round",
+        f"at most privacy.dropout_tolerance (now {tolerance:g}), and some room for chance: {advice}",
+    )
+
+
+def _spare(promise: Promise, cohort: int, masked: bool) -> int:
+    """How many of a round's clients may fall silent; below 0 if its sum is never released."""
+    try:
+        if masked:
+            _graph(promise, cohort)
+    except ConfigError:
+        return -1
+    return cohort - promise.needed(cohort)
 
 
 def _contribute(
@@ -191,6 +307,8 @@ def _keep(kept: dict[int, Tensor], cohort: Cohort, given: Contribution) -> None:
 
 
 def _tensor_bytes(payload: Any) -> int:
-    """Bytes of the tensors of a payload, which is what every participant is sent."""
+    """Bytes that every participant is sent of a payload: what it says itself, or those of its tensors."""
+    if (said := getattr(payload, "nbytes", None)) is not None:
+        return int(said)
     values = [getattr(payload, field.name) for field in fields(payload)]
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -62,6 +62,7 @@ class Learner:
         lanes: clients stacked at once.
         device: where training runs.
         augment: drawn anew for each training batch; None for none.
+        dimensions: of one input, without the batch's.
     """
 
     network: Network
@@ -70,6 +71,7 @@ class Learner:
     lanes: int
     device: torch.device
     augment: FlipCrop | None = None
+    dimensions: int = 1
 
     def gradient(self, dimensions: int) -> LaneGradient:
         """The gradient function, for the use of one thread."""
@@ -315,7 +317,7 @@ def mean_gradients(
 
     Args:
         learner: model, loss and way of computing.
-        vector: parameters, shape (n,).
+        vector: parameters, shape (n,), or (K, n) where each client has its own.
         cohort: K clients.
         randomness: streams of the run.
         batch_size: examples drawn by each client; 0 for all that it has, taken in pieces of bounded memory.
@@ -324,10 +326,11 @@ def mean_gradients(
         Gradients in `changes`, and the losses at `vector`.
     """
     gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
-    found = [
-        _gradient_stack(learner, gradient, vector, part, randomness, batch_size)
-        for part in cohort.chunks(learner.lanes)
-    ]
+    found: list[Trained] = []
+    for part in cohort.chunks(learner.lanes):
+        taken = sum(len(one.losses) for one in found)
+        own = vector if vector.dim() == 1 else vector[taken : taken + len(part)]
+        found.append(_gradient_stack(learner, gradient, own, part, randomness, batch_size))
     return _joined(found)
 
 
@@ -352,7 +355,7 @@ def _gradient_stack(
     batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
     real = batches.weights > 0
     batches = replace(batches, weights=real / real.sum((1, 2), keepdim=True).clamp(min=1))
-    stack = [part.expand(lanes, *part.shape) for part in network.unflatten(vector).values()]
+    stack = list(network.unflatten(_padded(vector, lanes)).values())
     sums = torch.zeros(lanes, network.count, dtype=vector.dtype, device=learner.device)
     losses = torch.zeros(lanes, dtype=vector.dtype, device=learner.device)
     with torch.no_grad():

@@ -6,7 +6,6 @@ Datasets (MNIST, Fashion-MNIST, IMDB).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import http.client
 import os
@@ -20,6 +19,7 @@ from typing import BinaryIO
 from discreet.data.dataset import Progress, no_progress
 from discreet.data.places import default_root
 from discreet.errors import ConfigError, DataError
+from discreet.names import did_you_mean
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a mirror is given up."""
@@ -135,9 +135,8 @@ def fetch(
         DataError: if no mirror gives the right file, or it cannot be written.
     """
     if name not in catalogue:
-        near = difflib.get_close_matches(name, catalogue, n=1)
-        hint = f"perhaps {near[0]!r}; " if near else ""
-        raise ConfigError("name", name, f"a set that can be fetched: {hint}one of {', '.join(catalogue)}")
+        known = f"one of {', '.join(catalogue)}{did_you_mean(name, catalogue)}"
+        raise ConfigError("name", name, f"a set that can be fetched: {known}")
     root = default_root() if destination_root is None else Path(destination_root)
     return tuple(
         download(remote.urls(mirrors), root / remote.place, remote.sha256, on_progress or no_progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from discreet.data.images import read_image_tree
 from discreet.data.named import named_sets, read_digits
 from discreet.data.places import find, roots
 from discreet.errors import ConfigError, DataError
+from discreet.names import did_you_mean
 
 __all__ = ["SOURCES", "Dataset", "Found", "available", "load"]
 
@@ -192,9 +192,7 @@ def _load_named(name: str, data_dir: Path | str | None, reading: Reading) -> Dat
 
 def _source(name: str) -> Source:
     if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.5)
-        hint = f"perhaps {near[0]!r}; " if near else ""
-        raise ConfigError("data.name", name, f"{hint}one of {', '.join(SOURCES)}")
+        raise ConfigError("data.name", name, f"one of {', '.join(SOURCES)}{did_you_mean(name, SOURCES)}")
     return SOURCES[name]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from discreet.data.npz import npz_arrays
 from discreet.errors import ConfigError, DataError
+from discreet.names import did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +243,5 @@ def _check_finite(path: Path, values: NDArray[Any], where: Callable[[int], str])
 
 def _check_column(key: str, value: str, columns: Sequence[str], path: Path) -> None:
     if value not in columns:
-        near = difflib.get_close_matches(value, columns, n=1)
-        hint = f"perhaps {near[0]!r}; " if near else ""
         shown = ", ".join(columns[:12]) + (", ..." if len(columns) > 12 else "")
-        raise ConfigError(key, value, f"a column of {path}: {hint}it has {shown}")
+        raise ConfigError(key, value, f"a column of {path}: it has {shown}{did_you_mean(value, columns)}")

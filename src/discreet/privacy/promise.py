@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
 
-from discreet.privacy.noise import DiscreteGaussian
+from discreet.errors import ConfigError
+from discreet.privacy.modulus import TAIL
+from discreet.privacy.noise import DiscreteGaussian, Skellam
 from discreet.privacy.releases import Sampling
+
+NoiseName: TypeAlias = Literal["discrete-gaussian", "skellam"]
+"""The integer noise that participants can add."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,11 @@ class Promise:
         largest_cohort: no round draws more, but with negligible probability; the modulus is chosen for it.
         dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
         assumed_dishonest: clients in a round who are taken to add no noise.
+        noise: which noise. Shares of discrete Gaussian noise add up to nearly a discrete Gaussian, which the
+            accounting corrects for; shares of Skellam noise add up to Skellam noise exactly.
+
+    Raises:
+        ConfigError: there is no noise of that name.
     """
 
     noise_multiplier: float
@@ -29,6 +40,11 @@ class Promise:
     largest_cohort: int
     dropout_tolerance: float = 0.0
     assumed_dishonest: int = 0
+    noise: NoiseName = "discrete-gaussian"
+
+    def __post_init__(self) -> None:
+        if self.noise not in get_args(NoiseName):
+            raise ConfigError("privacy.noise", self.noise, "'discrete-gaussian' or 'skellam'")
 
     def needed(self, participants: int) -> int:
         """How many of a round's participants must be in its sum, or it is not released."""
@@ -40,14 +56,30 @@ class Promise:
         """How many honest shares must together give the promised noise."""
         return self.needed(participants) - self.assumed_dishonest
 
-    def share(self, deviation: float, participants: int) -> DiscreteGaussian:
+    def share(self, deviation: float, participants: int) -> DiscreteGaussian | Skellam:
         """The noise of one participant, of variance ``deviation**2 / shares``.
 
         Args:
             deviation: of the sum's noise, in steps of the integers.
             participants: of the round.
         """
-        return _tabled(deviation / math.sqrt(self.shares(participants)))
+        return _tabled(self.noise, deviation / math.sqrt(self.shares(participants)))
+
+    def tail(self, deviation: float) -> float:
+        """How many standard deviations of a sum's noise its modulus must have room for.
+
+        As many as are exceeded with no larger a probability than `modulus.TAIL` of Gaussian noise: t with
+        ``t^2 = 2 L (v + t / 3)`` for Skellam noise of variance v, where L is half the square of `modulus.TAIL`. That
+        is Bernstein's inequality for a difference of two Poisson variables; it is the same once v is large.
+
+        Args:
+            deviation: of the sum's noise, in steps of the integers.
+        """
+        if self.noise == "discrete-gaussian":
+            return TAIL
+        logarithm = TAIL**2 / 2
+        third = logarithm / 3
+        return (third + math.sqrt(third**2 + 2 * logarithm * deviation**2)) / deviation
 
     @property
     def most_noise(self) -> float:
@@ -65,6 +97,6 @@ def _most_noise(promise: Promise) -> float:
 
 
 @lru_cache(maxsize=64)
-def _tabled(deviation: float) -> DiscreteGaussian:
+def _tabled(noise: NoiseName, deviation: float) -> DiscreteGaussian | Skellam:
     """The distribution with its table, which takes longer to make than a round's noise to draw."""
-    return DiscreteGaussian(deviation)
+    return Skellam(deviation) if noise == "skellam" else DiscreteGaussian(deviation)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from discreet.schemes.confined import ConfinedGradientDescent
+from discreet.schemes.dp_fedavg import DPFedAvg
+from discreet.schemes.dp_signfed import DPSignFed
 from discreet.schemes.fedavg import FedAvg, FedSGD
-from discreet.schemes.private import DPFedAvg, DPSignFed
 from discreet.schemes.references import Centralized, Local
 from discreet.schemes.signfed import SignFed
 
@@ -18,6 +20,17 @@ SCHEMES: Mapping[str, type[Any]] = {
     "signfed": SignFed,
     "dp-fedavg": DPFedAvg,
     "dp-signfed": DPSignFed,
+    "cgd": ConfinedGradientDescent,
 }
 
-__all__ = ["SCHEMES", "Centralized", "DPFedAvg", "DPSignFed", "FedAvg", "FedSGD", "Local", "SignFed"]
+__all__ = [
+    "SCHEMES",
+    "Centralized",
+    "ConfinedGradientDescent",
+    "DPFedAvg",
+    "DPSignFed",
+    "FedAvg",
+    "FedSGD",
+    "Local",
+    "SignFed",
+]

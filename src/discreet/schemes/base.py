@@ -10,12 +10,12 @@ those come as arguments, so that the same object serves a simulation of a thousa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from discreet.cohort import Cohort, Examples
+from discreet.cohort import Cohort, Examples, Grid
 from discreet.evaluation import Evaluation, Map, evaluate
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import Released
@@ -37,12 +37,14 @@ class Phase:
         group: the group of the elements.
         length: elements in one participant's contribution; 0 where nothing leaves the participant.
         scope: summed over all participants, or separately within the rows or the columns of a grid.
+        common: so many of the last elements are summed over all participants, whatever the scope.
     """
 
     name: str
     group: Group
     length: int
     scope: Scope = "all"
+    common: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +56,18 @@ class Task:
         randomness: seeded streams for what need not be secret (batches, coins, initial weights), and in a
             simulation for the noise too.
         promise: the differential privacy that every round has to give, or None.
+        grid: public facts of who holds what; None where a scheme needs none.
+        modular: whether sums that may be of real numbers have to be of integers modulo 2^b, to be secure.
+        scratch: what follows from the task and the participants' data and takes long to work out, kept from round to
+            round by whoever holds it. It changes time and nothing else, and is never stored or sent.
     """
 
     learner: Learner
     randomness: Seeded
     promise: Promise | None = None
+    grid: Grid | None = None
+    modular: bool = False
+    scratch: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -83,6 +92,7 @@ class Contribution:
         kept: shape (K, ...), private state that the participants keep for later rounds, or None.
         withheld: shape (K,), bool: True for a participant that sends its share of noise and no update, since that
             is NaN or infinite; None for nobody. Like `losses` it never leaves a participant.
+        saturated: shape (K,): how many numbers each participant had to cut to fit into fixed point, or None.
     """
 
     elements: Tensor
@@ -90,6 +100,7 @@ class Contribution:
     losses: Tensor
     kept: Tensor | None = None
     withheld: Tensor | None = None
+    saturated: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +108,8 @@ class Total:
     """The sum of one phase.
 
     Attributes:
-        values: shape (length,); (groups, length) for the scopes ``"row"`` and ``"column"``.
+        values: shape (length,); (groups, length) for the scopes ``"row"`` and ``"column"``, where the common elements
+            are the same in every group.
         count: how many participants are in it.
     """
 
@@ -114,6 +126,7 @@ class Scheme(Protocol[StateT, PayloadT]):
         everyone: True if all participants take part in every round, whatever the experiment's fraction.
         splits_columns: True if participants may hold some of the columns only.
         private: True if it is differentially private; its sums are then over a `Ring`.
+        modular: True if its sums are over a `Ring`, or can be, so that they can be secure.
     """
 
     summary: ClassVar[str]
@@ -121,6 +134,7 @@ class Scheme(Protocol[StateT, PayloadT]):
     everyone: ClassVar[bool]
     splits_columns: ClassVar[bool]
     private: ClassVar[bool]
+    modular: ClassVar[bool]
 
     def init(self, task: Task) -> StateT:
         """The server's state before round 1: a frozen dataclass of tensors."""
@@ -169,10 +183,32 @@ class Fused(Protocol):
     Law: `subtotal` equals the sum, within the phase's groups, of what `contribute` returns.
     """
 
+    def fuses(self, task: Task) -> bool:
+        """Whether it can do so for this task."""
+        ...
+
     def subtotal(
-        self, task: Task, phase: Phase, payload: Any, received: tuple[Total, ...], cohort: Cohort
+        self,
+        task: Task,
+        phase: Phase,
+        payload: Any,
+        received: tuple[Total, ...],
+        cohort: Cohort,
+        parallel: Map,
     ) -> tuple[Total, Contribution]:
-        """The cohort's total, and a contribution whose elements have length 0."""
+        """The cohort's total, and a contribution whose elements have length 0.
+
+        `parallel` maps over pieces of the work; the result does not depend on how many run at a time.
+        """
+        ...
+
+
+@runtime_checkable
+class Confined(Protocol):
+    """A scheme of which every participant has a model of its own that nobody else may see."""
+
+    def confined(self, task: Task, state: Any, participant: int) -> Tensor:
+        """The participant's model, shape (n,)."""
         ...
 
 
@@ -194,6 +230,7 @@ class SharedModel:
     everyone: ClassVar[bool] = False
     splits_columns: ClassVar[bool] = False
     private: ClassVar[bool] = False
+    modular: ClassVar[bool] = False
 
     def init(self, task: Task) -> GlobalModel:
         """The initial model."""

@@ -20,8 +20,9 @@ from discreet.secure.ring import Elements, Ring
 SEED_BYTES = 32
 """The length of a seed."""
 
-_PIECE = 1 << 16
-"""Bytes of key stream made at a time: small enough to be added while still in the processor's cache."""
+_PIECE = 1 << 18
+"""Bytes of key stream made at a time: small enough to be added while still in the processor's cache, and large enough
+that threads seldom wait for each other between two of them. Vectors do not depend on it."""
 
 _ZEROS = memoryview(bytes(_PIECE))
 """A stream cipher gives its key stream by encrypting zeros."""

@@ -1,0 +1,156 @@
+"""The figures of a plan, from an experiment whose noise is settled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from discreet.config import Experiment
+from discreet.errors import ConfigError, LocalProtocolError, UserError
+from discreet.privacy.accounting import Ledger, Poisson, Spent, spent
+from discreet.privacy.modulus import bits_by_paper_rule
+from discreet.privacy.planning import Plan, statement, warnings
+from discreet.privacy.promise import Promise
+from discreet.privacy.traffic import Traffic, masked_bytes, traffic
+from discreet.schemes import SCHEMES, DPSignFed
+from discreet.schemes.base import Phase, Task
+from discreet.schemes.private import promise_of
+from discreet.secure.groups import Reals, Signs, wire_bytes
+from discreet.secure.masking import GraphPlan, plan_graph
+from discreet.secure.ring import Ring
+from discreet.sums import CORRUPT
+
+PAPER_RULE = 'dp-signfed, modulus = "paper"'
+"""How the row of DP-SignFed under the paper's rule is called."""
+
+SMALLEST_PROBED = 1_000
+"""Up to this size the smallest cohort that can hide anyone is looked for."""
+
+
+def figures(experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool) -> Plan:
+    """The figures of a settled experiment."""
+    asked, promise = experiment.privacy, promise_of(task)
+    if asked is None:
+        raise LocalProtocolError("an experiment without privacy has nothing to plan")
+    average = max(1, round(promise.expected_cohort))
+    graph = _graph(average, promise) if masked else None
+    release = experiment.scheme.release(task)
+    ledger = Ledger().add(release, rounds)
+    promised_by = spent(ledger, asked.delta, asked.accountant)
+    by_rdp = promised_by if promised_by.accountant == "rdp" else spent(ledger, asked.delta, "rdp")
+    by_pld = promised_by if promised_by.accountant == "pld" else _by_pld(ledger, asked.delta)
+    rows = _traffic(experiment, task, graph, clients, rounds)
+    own = next(row for row in rows if row.scheme == experiment.scheme_name)
+    (votes,) = DPSignFed().phases(task)
+    return Plan(
+        scheme=experiment.scheme_name,
+        clients=clients,
+        cohort=promise.expected_cohort,
+        fraction=promise.sampling.fraction,
+        sampling="poisson" if isinstance(promise.sampling, Poisson) else "fixed",
+        rounds=rounds,
+        parameters=task.parameters,
+        secure="masked" if masked else "none",
+        survivors=promise.shares(average),
+        neighbours=None if graph is None else graph.degree,
+        mechanism=release.noise.mechanism,
+        adjacency=promised_by.adjacency,
+        noise_multiplier=promise.noise_multiplier,
+        noise_share=promise.noise_multiplier
+        * release.noise.l2_sensitivity
+        / math.sqrt(promise.shares(average)),
+        delta=asked.delta,
+        epsilon=promised_by.epsilon,
+        epsilon_rdp=by_rdp.epsilon,
+        epsilon_pld=by_pld.epsilon if by_pld else None,
+        accountant=promised_by.accountant,
+        bits_sum_rule=_bits(votes),
+        bits_paper_rule=bits_by_paper_rule(task.parameters, average, promise.noise_multiplier),
+        bits_per_parameter=own.bits_per_parameter,
+        traffic=rows,
+        statement=statement(
+            promised_by.epsilon, asked.delta, promised_by.adjacency, sampled=promise.sampling.fraction < 1
+        ),
+        warnings=warnings(
+            promised_by.epsilon,
+            asked.delta,
+            clients,
+            promise,
+            fewest=_fewest(promise) if masked else 1,
+            silent=experiment.dropouts.silent if masked else experiment.dropouts.lost,
+        ),
+    )
+
+
+def _by_pld(ledger: Ledger, delta: float) -> Spent | None:
+    try:
+        return spent(ledger, delta, "pld")
+    except ConfigError:
+        return None
+
+
+def _graph(cohort: int, promise: Promise) -> GraphPlan | None:
+    """Who masks with whom in such a cohort; None if it is too small."""
+    corrupt = max(CORRUPT, min(promise.assumed_dishonest, cohort - 1) / cohort)
+    try:
+        return plan_graph(cohort, dropout=promise.dropout_tolerance, corrupt=corrupt)
+    except ConfigError:
+        return None
+
+
+def _fewest(promise: Promise) -> int | None:
+    """The smallest cohort that a masked sum hides anyone in."""
+    return next((count for count in range(3, SMALLEST_PROBED) if _graph(count, promise)), None)
+
+
+def _traffic(
+    experiment: Experiment, task: Task, graph: GraphPlan | None, clients: int, rounds: int
+) -> tuple[Traffic, ...]:
+    """What every scheme sends that sends anything; the experiment's own as it is set, others by their defaults."""
+    own = experiment.scheme_name
+    schemes: list[tuple[str, Any]] = []
+    for name, kind in SCHEMES.items():
+        schemes.append((name, experiment.scheme if name == own else kind()))
+        if kind is DPSignFed and schemes[-1][1].modulus == "sum":
+            schemes.append((PAPER_RULE, DPSignFed(modulus="paper")))
+    rows = []
+    for name, scheme in schemes:
+        phases = _phases(scheme, task)
+        if not phases:
+            continue
+        up, down = sum(wire_bytes(phase.group, phase.length) for phase in phases), 4 * task.parameters
+        if scheme.private and graph is not None:
+            each = [masked_bytes(_bits(phase), phase.length, graph) for phase in phases]
+            up, down = sum(sent for sent, _ in each), down + sum(received for _, received in each)
+        rows.append(
+            traffic(
+                name,
+                max(_bits(phase) for phase in phases),
+                up=up,
+                down=down,
+                parameters=task.parameters,
+                cohort=clients if scheme.everyone else promise_of(task).expected_cohort,
+                clients=clients,
+                rounds=rounds,
+            )
+        )
+    return tuple(rows)
+
+
+def _phases(scheme: Any, task: Task) -> list[Phase]:
+    """The sums of a round in which something is sent; none for a scheme that cannot do such a task."""
+    try:
+        return [phase for phase in scheme.phases(task) if phase.length]
+    except UserError:
+        return []
+
+
+def _bits(phase: Phase) -> int:
+    """Of one element on the wire."""
+    match phase.group:
+        case Reals(dtype):
+            return 8 * dtype.itemsize
+        case Signs():
+            return 1
+        case Ring(bits):
+            return bits

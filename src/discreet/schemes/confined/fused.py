@@ -1,0 +1,316 @@
+"""CGD of a whole federation at about the price of one model: contributions added up without being written down.
+
+For a linear first layer ``x (w_1 + D) = x w_1 + x D``: the first product never changes and is kept, the second is one
+for all participants. The gradient of all blocks of a column is one product too. Only the upper layers, which are
+small, differ from participant to participant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.cohort import Cohort
+from discreet.evaluation import Map
+from discreet.gradients import loss_gradient
+from discreet.schemes.base import Task
+from discreet.schemes.confined.layout import Layout
+from discreet.schemes.confined.participants import rows_of
+from discreet.schemes.confined.start import ConfinedStart
+
+EXAMPLES_AT_ONCE = 4096
+"""Rows are worked on in stacks of about so many examples."""
+
+ACTIVATIONS_AT_ONCE = 1 << 21
+"""Fewer rows, where participants' own activations would be more numbers than this: they would leave the cache."""
+
+STACKS_A_JOB = 8
+"""Stacks that one worker adds up before it hands on their sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What does not change from round to round. P pieces of rows have B examples each.
+
+    Attributes:
+        inputs: split by columns, shape (P, B, columns, width).
+        targets: shape (P, B, ...).
+        weights: shape (P, B).
+        hidden: pre-activations at the first models, shape (P, B, hidden), where a row adds them up; else None.
+        blocks: first models' blocks, shape (rows, columns, hidden, width), where it does not; else None.
+        upper: first models' upper layers, shape (rows, columns, upper_size).
+        owner: shape (P,): the row of each piece.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    hidden: Tensor | None
+    blocks: Tensor | None
+    upper: Tensor
+    owner: Tensor
+
+    def stacks(self) -> list[slice]:
+        """Pieces to work on at once."""
+        pieces, examples, columns = self.inputs.shape[:3]
+        at_once = max(1, EXAMPLES_AT_ONCE // examples)
+        if columns > 1:
+            at_once = max(1, min(at_once, ACTIVATIONS_AT_ONCE // (examples * self.size * columns)))
+        return [slice(first, min(first + at_once, pieces)) for first in range(0, pieces, at_once)]
+
+    def jobs(self) -> list[list[slice]]:
+        """Stacks to add up before their sum is handed on; the same whoever works on them."""
+        stacks = self.stacks()
+        return [stacks[first : first + STACKS_A_JOB] for first in range(0, len(stacks), STACKS_A_JOB)]
+
+    @property
+    def size(self) -> int:
+        """Outputs of the first layer."""
+        if self.blocks is not None:
+            return self.blocks.shape[-2]
+        assert self.hidden is not None
+        return self.hidden.shape[-1]
+
+
+def prepare(
+    task: Task, layout: Layout, start: ConfinedStart, cohort: Cohort, joint: bool, parallel: Map
+) -> Kept:
+    """Work out what does not change, for a cohort of all participants."""
+    grid, columns, cut = task.grid, layout.columns, layout.cut
+    assert grid is not None
+    rows, device = grid.rows, task.learner.device
+    pieces, length = layout.pieces, layout.piece
+    whole = rows_of(cohort.select(slice(0, None, columns)), layout.padded, grid.examples, 0, task.randomness)
+    indices = whole.indices.view(rows * pieces, length)
+    inputs = torch.empty(rows * pieces, length, columns, layout.width)
+    hidden = torch.empty(rows * pieces, length, cut.hidden) if joint else None
+    blocks = None if joint else torch.empty(rows, columns, cut.hidden, layout.width)
+    upper = torch.empty(rows, columns, cut.upper_size)
+
+    def fill(row: int) -> None:
+        mine = slice(row * pieces, (row + 1) * pieces)
+        values, _ = cohort.examples.gather(indices[mine].flatten().to(device))
+        parted = layout.inputs(values.flatten(1).to(torch.float32))
+        inputs[mine] = parted.cpu().view(pieces, length, columns, layout.width)
+        together = torch.empty(columns, cut.hidden, layout.width)
+        for column in range(columns):
+            own = start.draw(task.randomness, row * columns + column, layout.own_length(column))
+            together[column], upper[row, column] = layout.parted(own, column)
+        if blocks is not None:
+            blocks[row] = together
+        if hidden is not None:
+            weight = together.transpose(0, 1).flatten(1)
+            hidden[mine] = (inputs[mine].flatten(2) @ weight.T).view(pieces, length, cut.hidden)
+
+    for _ in parallel(fill, range(rows)):
+        pass
+    _, targets = cohort.examples.gather(indices.to(device))
+    return Kept(
+        inputs=inputs.to(device),
+        targets=targets,
+        weights=whole.weights.view(rows * pieces, length).to(device),
+        hidden=None if hidden is None else hidden.to(device),
+        blocks=None if blocks is None else blocks.to(device),
+        upper=upper.to(device),
+        owner=torch.from_numpy(np.repeat(np.arange(rows), pieces)).to(device),
+    )
+
+
+def hidden_of_all(layout: Layout, kept: Kept, displacement: Tensor, parallel: Map) -> Tensor:
+    """Every row's pre-activations, shape (P, B, hidden)."""
+    by_block, _ = layout.displacements(displacement)
+    weight = by_block.transpose(0, 1).flatten(1).T.contiguous()
+    assert kept.hidden is not None
+    found = torch.empty_like(kept.hidden)
+
+    def work(stack: slice) -> None:
+        inputs, constant = kept.inputs[stack].flatten(2).flatten(0, 1), kept.hidden[stack].flatten(0, 1)  # type: ignore[index]
+        torch.addmm(constant, inputs, weight, out=found[stack].flatten(0, 1))
+
+    for _ in parallel(work, kept.stacks()):
+        pass
+    return found
+
+
+def total_gradient(
+    task: Task, layout: Layout, kept: Kept, displacement: Tensor, hidden: Tensor | None, parallel: Map
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of all participants' gradients.
+
+    Args:
+        task: the task.
+        layout: who holds which part.
+        kept: from `prepare`.
+        displacement: shape (layout.length,).
+        hidden: every row's pre-activations, shape (P, B, hidden); None where participants use their own.
+        parallel: maps over stacks.
+
+    Returns:
+        Of the blocks, shape (columns, block); of the upper layers, their mean over columns, shape (upper_size,); and
+        the losses of the pieces, mean over columns, shape (P,).
+    """
+    by_block, by_upper = layout.displacements(displacement)
+    above = layout.cut.unflatten(by_upper)
+    firsts = layout.cut.unflatten(kept.upper)
+    shape = (layout.columns, layout.width, layout.cut.hidden)
+
+    def work(job: list[slice]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        blocks_sum, upper_sum = displacement.new_zeros(shape), torch.zeros_like(by_upper)
+        losses = []
+        for stack in job:
+            # with one piece a row, a stack of pieces is one of rows, and nothing need be gathered
+            owner = stack if layout.pieces == 1 else kept.owner[stack]
+            upper = [first[owner] + moved for first, moved in zip(firsts, above, strict=True)]
+            if hidden is not None:
+                own = hidden[stack]
+            else:
+                assert kept.blocks is not None
+                blocks = kept.blocks[owner] + by_block
+                own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
+            losses.append(_add_gradients(task, layout, kept, stack, upper, own, blocks_sum, upper_sum))
+        return blocks_sum, upper_sum, losses
+
+    blocks_total = torch.zeros(shape, dtype=torch.float64, device=displacement.device)
+    upper_total = torch.zeros(layout.cut.upper_size, dtype=torch.float64, device=displacement.device)
+    losses: list[Tensor] = []
+    for blocks_sum, upper_sum, some in parallel(work, kept.jobs()):
+        blocks_total += blocks_sum
+        upper_total += upper_sum
+        losses += some
+    return blocks_total.transpose(1, 2).flatten(1), upper_total, torch.cat(losses)
+
+
+def _add_gradients(
+    task: Task,
+    layout: Layout,
+    kept: Kept,
+    stack: slice,
+    upper: list[Tensor],
+    hidden: Tensor,
+    blocks_sum: Tensor,
+    upper_sum: Tensor,
+) -> Tensor:
+    """Add one stack's gradients to the sums of a job; returns its pieces' losses, shape (R,).
+
+    Args:
+        task: the task.
+        layout: who holds which part.
+        kept: from `prepare`.
+        stack: R pieces.
+        upper: each slot's parameters, shape (R, columns, *shape).
+        hidden: pre-activations, shape (R, B, hidden), or (R, columns, B, hidden) where participants use their own.
+        blocks_sum: shape (columns, width, hidden); products in this order are the faster ones.
+        upper_sum: shape (upper_size,).
+    """
+    inputs, targets, weights = kept.inputs[stack], kept.targets[stack], kept.weights[stack]
+    rows, examples, columns = inputs.shape[:3]
+    cut = layout.cut
+    if hidden.dim() == 3 and cut.layers is not None and len(cut.layers) == 1:
+        by_hidden, by_upper, losses = _one_upper_layer(task, layout, upper, hidden, targets, weights)
+    else:
+        lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
+        every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
+        every_weights = weights.unsqueeze(1).expand(-1, columns, -1).flatten(0, 1)
+        gradients, by_hidden, lane_losses = cut.gradients(
+            task.learner.loss,
+            lanes.flatten(0, 1),
+            [part.flatten(0, 1) for part in upper],
+            every_targets,
+            every_weights,
+        )
+        by_upper = [one.sum(0) for one in gradients]
+        by_hidden = by_hidden.view(rows, columns, examples, cut.hidden)
+        losses = lane_losses.view(rows, columns).mean(1)
+    for slot, one in zip(cut.upper, by_upper, strict=True):
+        upper_sum[slot.offset : slot.offset + slot.size] += one.flatten() / columns
+    if columns == 1:
+        blocks_sum[0].addmm_(inputs.flatten(0, 2).T, by_hidden.flatten(0, 2))
+    else:
+        for own, below in zip(inputs, by_hidden, strict=True):
+            blocks_sum.baddbmm_(own.permute(1, 2, 0).contiguous(), below)
+    return losses
+
+
+def _one_upper_layer(
+    task: Task, layout: Layout, upper: list[Tensor], hidden: Tensor, targets: Tensor, weights: Tensor
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """A single linear layer above the first, on a row's common activations: products over all its participants.
+
+    Returns:
+        The gradient by each one's pre-activations, shape (R, columns, B, hidden); sums over all of the gradients by
+        `upper`, in the shape of its slots; and the pieces' losses, shape (R,).
+    """
+    cut = layout.cut
+    (layer,) = cut.layers or ()
+    weight = upper[layer.weight]
+    rows, columns, outputs, _ = weight.shape
+    examples = hidden.shape[1]
+    active = hidden.relu() if cut.relu else hidden
+    together = weight.flatten(1, 2).transpose(1, 2)
+    if layer.bias is None:
+        found = torch.bmm(active, together)
+    else:
+        found = torch.baddbmm(upper[layer.bias].flatten(1).unsqueeze(1), active, together)
+    if columns > 1:
+        targets = targets.repeat_interleave(columns, dim=1)
+        weights = weights.repeat_interleave(columns, dim=1)
+    spread = found.view(rows, examples * columns, outputs)
+    delta, losses = loss_gradient(task.learner.loss, spread, targets, weights)
+    delta = delta.view(rows, examples, columns, outputs)
+    summed = (delta.sum(2) if columns > 1 else delta.squeeze(2)).flatten(0, 1)
+    by_parts = [torch.empty(0)] * len(upper)
+    by_parts[layer.weight] = summed.T @ active.flatten(0, 1)
+    if layer.bias is not None:
+        by_parts[layer.bias] = summed.sum(0)
+    by_hidden = torch.matmul(delta.transpose(1, 2).contiguous(), weight)
+    if cut.relu:
+        by_hidden.mul_((active > 0).unsqueeze(1))
+    return by_hidden, by_parts, losses / columns
+
+
+def right_and_losses(
+    task: Task,
+    layout: Layout,
+    blocks: Tensor,
+    upper: Tensor,
+    wanted: Tensor,
+    values: Tensor,
+    targets: Tensor,
+    joint: bool,
+) -> tuple[list[int], Tensor]:
+    """How many examples participants of a row get right, and their sums of losses.
+
+    Args:
+        task: the task.
+        layout: who holds which part.
+        blocks: the row's, shape (columns, hidden, width).
+        upper: shape (columns, upper_size).
+        wanted: columns of the participants in question, shape (W,).
+        values: flat inputs, shape (B, features).
+        targets: shape (B, ...).
+        joint: whether the row predicts from common pre-activations.
+
+    Returns:
+        Counts, and losses of shape (W,).
+    """
+    cut, loss = layout.cut, task.learner.loss
+    inputs = layout.inputs(values)
+    if joint:
+        hidden = inputs.flatten(1) @ blocks.transpose(0, 1).flatten(1).T
+        outputs = cut.outputs(hidden, cut.unflatten(upper[wanted])).expand(len(wanted), -1, -1)
+    else:
+        hidden = torch.matmul(inputs.transpose(0, 1)[wanted], blocks[wanted].transpose(1, 2))
+        outputs = torch.cat(
+            [
+                cut.outputs(one, cut.unflatten(own))
+                for one, own in zip(hidden, upper[wanted].unsqueeze(1), strict=True)
+            ]
+        )
+    every = targets.unsqueeze(0).expand(len(outputs), *targets.shape)
+    found = loss(outputs.flatten(0, 1), every.flatten(0, 1)).view(len(outputs), -1)
+    classes = targets.dim() == 1
+    right = (outputs.argmax(-1) == every).sum(1).tolist() if classes else [0] * len(outputs)
+    return right, found.sum(1, dtype=torch.float64)

@@ -1,0 +1,92 @@
+"""How good confined models are: the mean over participants, and the worst."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.cohort import Examples
+from discreet.evaluation import PIECE, Evaluation, Map, evaluate_each
+from discreet.schemes.base import Task
+from discreet.schemes.confined import fused
+from discreet.schemes.confined.layout import Layout
+from discreet.schemes.confined.start import ConfinedStart
+from discreet.schemes.confined.steps import Displacement
+
+
+def evaluate(
+    task: Task,
+    layout: Layout | None,
+    start: ConfinedStart,
+    state: Displacement,
+    examples: Examples,
+    evaluated: int,
+    joint: bool,
+    parallel: Map,
+) -> Evaluation:
+    """Evaluate confined models.
+
+    Args:
+        task: the task.
+        layout: who holds which part; None where everybody holds a whole network.
+        start: how confined models were drawn.
+        state: how far they have moved.
+        examples: to judge them on.
+        evaluated: how many participants, evenly spread; 0 for all.
+        joint: whether a row predicts from common pre-activations.
+        parallel: maps over rows.
+    """
+    grid = task.grid
+    assert grid is not None
+    count = min(evaluated, grid.participants) if evaluated else grid.participants
+    chosen = np.unique(np.linspace(0, grid.participants - 1, count).round().astype(np.int64)).tolist()
+    extras = {"total_norm": float(state.total_norm)}
+    if layout is None:
+        vectors = [start.draw(task.randomness, one, task.parameters) + state.displacement for one in chosen]
+        found = evaluate_each(task.learner, vectors, examples, parallel)
+        return Evaluation(found.accuracy, found.loss, found.worst_accuracy, found.worst_loss, extras)
+    if not len(examples):
+        return Evaluation(None, None, extras=extras)
+    columns = layout.columns
+    rows = [
+        (row, [one % columns for one in group]) for row, group in groupby(chosen, lambda one: one // columns)
+    ]
+
+    def judge(job: tuple[int, list[int]]) -> tuple[list[int], Tensor]:
+        row, wanted = job
+        needed = range(columns) if joint else wanted
+        by_block, by_upper = layout.displacements(state.displacement)
+        blocks = by_block.clone()
+        upper = by_upper.expand(columns, -1).clone()
+        for column in needed:
+            own = start.draw(task.randomness, row * columns + column, layout.own_length(column))
+            block, above = layout.parted(own.to(blocks.device), column)
+            blocks[column] += block
+            upper[column] += above
+        places = torch.tensor(wanted, device=blocks.device)
+        right, losses = [0] * len(wanted), torch.zeros(len(wanted), dtype=torch.float64)
+        for first in range(0, len(examples), PIECE):
+            piece = torch.arange(first, min(first + PIECE, len(examples)), device=blocks.device)
+            values, targets = examples.gather(piece)
+            flat = values.flatten(1).to(torch.float32)
+            some, loss = fused.right_and_losses(task, layout, blocks, upper, places, flat, targets, joint)
+            right = [one + other for one, other in zip(right, some, strict=True)]
+            losses += loss.cpu()
+        return right, losses
+
+    with torch.no_grad():
+        found_rows = list(parallel(judge, rows))
+    right = np.array([one for some, _ in found_rows for one in some]) / len(examples)
+    losses = torch.cat([one for _, one in found_rows]) / len(examples)
+    classes = examples.targets.dim() == 1
+    several = len(chosen) > 1
+    return Evaluation(
+        float(right.mean()) if classes else None,
+        float(losses.mean()),
+        float(right.min()) if classes and several else None,
+        float(losses.max()) if several else None,
+        extras,
+    )

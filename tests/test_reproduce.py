@@ -1,0 +1,632 @@
+import importlib
+import json
+import os
+import pty
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from command_server import Command, Ended
+from discreet import cli, config, reproduce
+from discreet.data.sources import available
+from discreet.errors import ConfigError
+from discreet.reproduce.record import figure, markdown, shown
+from discreet.reproduce.running import is_finished
+from discreet.reproduce.wants import Want
+from discreet.runs import open_run
+from discreet.simulation import simulate
+
+REAL = os.environ.get("DISCREET_DATA")
+
+TABLE = """
+title = "Votes | averages"
+source = "nobody's paper, table 7"
+description = '''
+Two lines
+of text.'''
+show = ["final.accuracy", "bits_per_parameter", "privacy.epsilon", "no.such.figure"]
+experiment = "digits-{row}"
+set = ["rounds=2", "scheme.steps=2", "data.clients=10"]
+quick = ["rounds=1"]
+
+[[columns]]
+name = "IID"
+
+[[columns]]
+name = "Skewed (0.3)"
+set = ["data.partition=dirichlet", "data.alpha=0.3"]
+
+[[rows]]
+name = "StdFed"
+id = "fedavg"
+want = { "final.accuracy" = [0.0, 1.01], bits_per_parameter = ["<= 32.1", ""] }
+paper = { "final.accuracy" = [0.5, "70 to 80 %"], "no.such.figure" = [0, ""] }
+
+[[rows]]
+name = "Sign|Fed"
+id = "signfed"
+paper = { "final.accuracy" = "close to StdFed" }
+"""
+
+LISTED = {
+    "signfed-table-1": 6,
+    "signfed-table-1-cifar10": 2,
+    "signfed-table-2": 10,
+    "signfed-table-3": 10,
+}
+
+
+@pytest.fixture
+def inside(monkeypatch, capsys):
+    """Runs a command in this process."""
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+
+    def run(*arguments, cwd):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["discreet", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    yield run
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the file of a table into the folder `tmp_path`."""
+
+    def write(text=TABLE, name="mine.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def refused(ended):
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("discreet: ") and ended.err.count("\n") == 1
+    return ended.err[len("discreet: ") : -1]
+
+
+def scores(folder):
+    """What the run folders of a table say, without what a clock or a memory meter says."""
+    found = {}
+    for run in sorted(path.parent for path in folder.glob("*/config.toml")):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        result = json.loads((run / "result.json").read_text())
+        for line in (*lines, result):
+            for key in ("seconds", "evaluation_seconds", "seconds_per_round", "peak_memory_bytes"):
+                line.pop(key, None)
+        found[run.name] = (lines, result, (run / "checkpoint.safetensors").read_bytes())
+    return found
+
+
+# --- a table, from its file to what is printed
+
+
+def test_a_table_holds_the_figures_of_its_runs(inside, written, tmp_path):
+    written()
+    ended = inside("reproduce", "mine.toml", "--json", "--out", "out", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    made = json.loads(ended.out)
+    folder = tmp_path / "out" / "mine"
+    assert made == json.loads((folder / "table.json").read_text())
+    assert made["command"] == "discreet reproduce mine.toml --out=out"
+    assert made["description"] == "Two lines of text."
+    assert [cell["folder"] for cell in made["cells"]] == [
+        *("fedavg--iid", "fedavg--skewed-0.3"),
+        *("signfed--iid", "signfed--skewed-0.3"),
+    ]
+    common = ["rounds=2", "scheme.steps=2", "data.clients=10"]
+    skewed = [*common, "data.partition=dirichlet", "data.alpha=0.3"]
+    count = 64 * 64 + 64 + 64 * 10 + 10
+    accuracies = []
+    for cell, (preset, settings) in zip(
+        made["cells"],
+        [(preset, chosen) for preset in ("digits-fedavg", "digits-signfed") for chosen in (common, skewed)],
+        strict=True,
+    ):
+        alone = simulate(config.load(preset, settings)).result
+        accuracies.append(alone["final"]["accuracy"])
+        figures = cell["figures"]
+        assert figures["final.accuracy"]["ours"] == alone["final"]["accuracy"]
+        # a weight, or the last byte's spare bits, come to a change of each parameter in 32 bits or 1
+        bits = 32 * (count + 1) / count if preset == "digits-fedavg" else 8 * (-(-count // 8)) / count
+        assert figures["bits_per_parameter"]["ours"] == pytest.approx(bits, rel=1e-12)
+        assert figures["privacy.epsilon"]["ours"] is figures["no.such.figure"]["ours"] is None
+        lines = (folder / cell["folder"] / "metrics.jsonl").read_text().splitlines()
+        spent = sum(line["seconds"] + line.get("evaluation_seconds", 0) for line in map(json.loads, lines))
+        assert cell["seconds"] == pytest.approx(spent)
+        assert cell["command"] == f"discreet run {preset} " + " ".join(f"--set={one}" for one in settings)
+    assert made["seconds"] == pytest.approx(sum(cell["seconds"] for cell in made["cells"]))
+
+    first, second, *_ = (cell["figures"] for cell in made["cells"])
+    assert first["final.accuracy"] | {"ours": 0} == {"ours": 0, "paper": 0.5, "want": ">= 0", "reached": True}
+    assert second["final.accuracy"]["want"] == ">= 1.01" and second["final.accuracy"]["reached"] is False
+    assert first["bits_per_parameter"]["reached"] is True and second["bits_per_parameter"]["want"] is None
+    assert first["no.such.figure"]["paper"] == 0 and second["no.such.figure"]["paper"] is None
+    assert (made["reached"], made["missed"]) == (2, 1)
+
+    ours = [f"{100 * accuracy:.2f} %" for accuracy in accuracies]
+    text = (folder / "table.md").read_text()
+    assert text.startswith("# Votes | averages\n\nnobody's paper, table 7\n\nTwo lines of text.\n\n")
+    assert (
+        "| final accuracy | IID | Skewed (0.3) |\n"
+        "| --- | ---: | ---: |\n"
+        f"| StdFed | {ours[0]} | {ours[1]} |\n"
+        "| StdFed, wanted | >= 0.00 %, reached | >= 101.00 %, MISSED |\n"
+        "| StdFed, paper | 50.00 % | 70 to 80 % |\n"
+        f"| Sign\\|Fed | {ours[2]} | {ours[3]} |\n"
+        "\n"
+        "* Sign|Fed, paper: close to StdFed\n"
+    ) in text
+    assert "| StdFed, wanted | <= 32.1, reached |  |\n" in text
+    assert "| no such figure | IID | Skewed (0.3) |\n| --- | ---: | ---: |\n| StdFed | - | - |\n" in text
+    assert "2 of 3 wanted figures reached." in text
+    page = (folder / "report.html").read_text()
+    assert "fedavg--skewed-0.3" in page and "signfed--iid" in page
+    assert {path.name for path in folder.iterdir()} == {
+        *("table.json", "table.md", "report.html"),
+        *(cell["folder"] for cell in made["cells"]),
+    }
+
+
+def test_what_is_printed(inside, written, tmp_path):
+    written()
+    ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    folder = tmp_path / "reproductions" / "mine-quick"
+    text = (folder / "table.md").read_text()
+    assert ended.out.startswith(text) and "reproductions/mine-quick" in ended.out.removeprefix(text)
+    # nothing is wanted of a quick variant
+    assert "Quick variant" in text and "wanted" not in text and "MISSED" not in text
+    made = json.loads((folder / "table.json").read_text())
+    assert made["quick"] is True and (made["reached"], made["missed"]) == (0, 0)
+    assert made["command"] == "discreet reproduce mine.toml --quick"
+    assert [len(lines) for lines, *_ in scores(folder).values()] == [1] * 4
+    ended = inside("reproduce", "mine.toml", "--quick", "--quiet", cwd=tmp_path)
+    assert ended == Ended(0, "", "")
+    shutil.rmtree(folder)
+    assert inside("reproduce", "mine.toml", "--quick", "--quiet", cwd=tmp_path) == Ended(0, "", "")
+
+
+def test_settings_come_from_the_general_to_the_particular(written):
+    path = written("""
+    title = "order"
+    show = ["rounds"]
+    experiment = "digits-fedavg"
+    set = ["rounds=1", "seed=1", "eval_every=1", "patience=0", "data.clients=11"]
+    quick = ["data.clients=5", "fraction=0.5"]
+    [[columns]]
+    name = "A"
+    set = ["seed=2", "eval_every=2", "fraction=0.2"]
+    quick = ["fraction=0.6"]
+    [[columns]]
+    name = "B"
+    id = "second"
+    experiment = "digits-signfed"
+    [[rows]]
+    name = "1"
+    set = ["eval_every=3"]
+    cells = { second = ["rounds=9"] }
+    [[rows]]
+    name = "2"
+    experiment = "own/mine.toml"
+    quick = ["fraction=0.7"]
+    """)
+    (path.parent / "own").mkdir()
+    (path.parent / "own" / "mine.toml").write_text("[scheme]\nname = 'local'")
+    file = reproduce.read(path, "order")
+
+    def facts(quick):
+        made = (cell.experiment for cell in reproduce.cells(file, quick=quick))
+        return [
+            (one.scheme_name, one.seed, one.eval_every, one.rounds, one.data.clients, one.fraction)
+            for one in made
+        ]
+
+    assert facts(False) == [
+        ("fedavg", 2, 3, 1, 11, 0.2),
+        ("signfed", 1, 3, 9, 11, 0.5),  # the preset's fraction
+        ("local", 2, 2, 1, 11, 0.2),
+        ("local", 1, 1, 1, 11, 1.0),  # the default
+    ]
+    assert [one[4:] for one in facts(True)] == [(5, 0.6), (5, 0.5), (5, 0.7), (5, 0.7)]
+
+
+def test_a_preset_is_a_preset_whatever_lies_in_the_current_folder(inside, written, tmp_path):
+    written()
+    assert (
+        inside("run", "digits-fedavg", "--set=rounds=1", "--out=digits-fedavg", "--quiet", cwd=tmp_path).code
+        == 0
+    )
+    (tmp_path / "digits-signfed").write_text("rounds = ")
+    assert inside("reproduce", "mine.toml", "--quick", "--quiet", cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("a", 1),
+        ("b.c.d", "x"),
+        ("e.0.f", 2.5),
+        ("e.1.f", None),
+        ("e.-1.f", None),
+        ("e.f", None),
+        ("a.b", None),
+        ("b.c", None),
+        ("e", None),
+        ("g", None),
+        ("g.h", None),
+        ("z", None),
+    ],
+)
+def test_a_figure_by_its_path(path, found):
+    result = {"a": 1, "b": {"c": {"d": "x"}}, "e": [{"f": 2.5}], "g": None}
+    assert figure(result, path) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("final.accuracy", 0.93865, "93.86 %"),  # 0.93865 lies just below, in binary
+        ("holdout_accuracy", 1, "100.00 %"),
+        ("bits_per_parameter", 32.0016, "32"),
+        ("parameters", 159010, "159,010"),
+        ("loss", 0.000123456, "0.0001235"),
+        ("final.accuracy", None, "-"),
+        ("final.accuracy", "86 to 93 %", "86 to 93 %"),
+        ("secure", True, "True"),
+    ],
+)
+def test_a_figure_as_text(path, value, text):
+    assert shown(path, value) == text
+
+
+def test_wants():
+    assert Want.read("key", "") is None
+    least, most = Want.read("key", 0.5), Want.read("key", "<= 1e-2")
+    assert [least.is_reached_by(value) for value in (0.49, 0.5, 1, None, "0.7", True)] == [
+        *(False, True, True),
+        *(False, False, False),
+    ]
+    assert [most.is_reached_by(value) for value in (0, 0.01, 0.011, None)] == [True, True, False, False]
+    assert Want.read("key", ">= 3") == Want(">=", 3.0)
+    for wrong in ("3", "> 3", "<= -", "<= nan", "<= 1 2", "<= 1e999"):
+        with pytest.raises(ConfigError, match="key = "):
+            Want.read("key", wrong)
+
+
+def test_long_tables_tell_their_time_in_hours():
+    empty = {"title": "t", "source": "", "description": "", "quick": False, "show": [], "cells": []}
+    empty |= {"reached": 0, "missed": 0, "command": "c"}
+    ends = {0.04: "0.0 s", 59.94: "59.9 s", 60: "1.0 min", 3599: "60.0 min", 5400: "1.5 h"}
+    for seconds, text in ends.items():
+        assert markdown(empty | {"seconds": seconds}) == f"# t\n\n`c`: {text} of rounds and evaluations.\n"
+
+
+# --- what is done is not done again
+
+
+def test_a_finished_run_is_not_run_again_and_an_unfinished_one_goes_on(
+    inside, written, tmp_path, monkeypatch
+):
+    path = written()
+    base = ("reproduce", "mine.toml", "--quiet", "--out", "out")
+    assert inside(*base, cwd=tmp_path).code == 0
+    folder = tmp_path / "out" / "mine"
+    before = scores(folder)
+    made = json.loads((folder / "table.json").read_text())
+    times = {one: one.stat().st_mtime_ns for one in folder.glob("*--*/*")}
+    monkeypatch.setenv("DISCREET_DATA", str(tmp_path / "nowhere"))
+    assert inside(*base, cwd=tmp_path).code == 0
+    assert {one: one.stat().st_mtime_ns for one in folder.glob("*--*/*")} == times
+    assert json.loads((folder / "table.json").read_text()) == made
+
+    lost = folder / "signfed--iid" / "result.json"
+    lost.unlink()
+    assert inside(*base, cwd=tmp_path).code == 0
+    changed = {one.parent.name for one, when in times.items() if one.stat().st_mtime_ns != when}
+    assert changed == {"signfed--iid"} and scores(folder) == before
+
+    # more rounds: all go on, to what they would have come to at once
+    path.write_text(TABLE.replace("rounds=2", "rounds=3"))
+    assert inside(*base, cwd=tmp_path).code == 0
+    assert inside("reproduce", "mine.toml", "--quiet", "--out", "anew", cwd=tmp_path).code == 0
+    after = scores(folder)
+    assert after == scores(tmp_path / "anew" / "mine") and after != before
+    assert [len(lines) for lines, *_ in after.values()] == [3] * 4
+
+    # fewer, or other settings: refused before anything runs
+    path.write_text(TABLE)
+    line = refused(inside(*base, cwd=tmp_path))
+    assert line.startswith("out/mine/fedavg--iid: ") and "rounds is 3 there and 2 here" in line
+    path.write_text(TABLE.replace("rounds=2", "rounds=3").replace("alpha=0.3", "alpha=0.4"))
+    (folder / "fedavg--iid" / "result.json").unlink()
+    line = refused(inside(*base, cwd=tmp_path))
+    assert line.startswith("out/mine/fedavg--skewed-0.3: ") and "data.alpha is 0.3 there and 0.4" in line
+    assert not (folder / "fedavg--iid" / "result.json").exists()
+
+
+def test_what_counts_as_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.csv").write_text("\n".join(["a,ill", *(f"{number},{number % 2}" for number in range(20))]))
+    private = ["rounds=1", "data.clients=6", "fraction=1", "scheme.steps=1", "privacy.accountant=rdp"]
+    own = [
+        "rounds=1",
+        "model={name='linear'}",
+        "data={name='table', path='own.csv', target='ill', clients=2}",
+    ]
+    for preset, settings in (("digits-dp-signfed", private), ("digits-fedavg", own)):
+        asked = config.load(preset, settings)
+        path = Path(preset)
+        assert not is_finished(path, asked)
+        path.mkdir()
+        assert not is_finished(path, asked)
+        simulate(asked, out=path, resume=True)
+        assert is_finished(path, asked)
+        assert is_finished(path, config.load(f"{preset}/config.toml"))
+        assert is_finished(path, config.load(preset, [*settings, "engine.workers=1"]))
+        assert not is_finished(path, config.load(preset, [*settings, "rounds=2"]))
+        # these have a key that the folder does not have: simulate itself says what is the matter
+        half = "scheme.server_half_life=5"
+        assert not is_finished(path, config.load(preset, [*settings, half]))
+        for other in ("seed=7", "data.clients=5", "engine.lanes=1", "scheme.learning_rate=0.2"):
+            with pytest.raises(reproduce.TableError.__mro__[1], match=r"another experiment: .* in the table"):
+                is_finished(path, config.load(preset, [*settings, other]))
+        (path / "result.json").unlink()
+        assert not is_finished(path, asked)
+    # noise that was asked for is not the noise that followed from a budget
+    louder = config.load("digits-dp-signfed", [*private, "privacy.noise_multiplier=900.0"])
+    with pytest.raises(reproduce.TableError.__mro__[1], match=r"privacy\.noise_multiplier is"):
+        is_finished(Path("digits-dp-signfed"), louder)
+    clear = config.load("digits-dp-signfed", [*private, "secure=none"])
+    with pytest.raises(reproduce.TableError.__mro__[1], match="secure is 'masked' there and 'none'"):
+        is_finished(Path("digits-dp-signfed"), clear)
+
+
+def test_a_run_that_diverges_has_no_figures(inside, written, tmp_path):
+    path = written(
+        TABLE.replace('id = "fedavg"', 'id = "fedavg"\nset = ["scheme.server_learning_rate=1e20"]')
+    )
+    for _ in range(2):
+        ended = inside("reproduce", "mine.toml", "--json", "--out", "out", cwd=tmp_path)
+        assert (ended.code, ended.err) == (0, "")
+        made = json.loads(ended.out)
+        failures = [cell["failure"] for cell in made["cells"]]
+        assert failures[0].startswith("diverged in round ") and failures[2:] == [None, None]
+        first = made["cells"][0]["figures"]["final.accuracy"]
+        assert first["ours"] is None and first["reached"] is False
+        assert made["cells"][2]["figures"]["final.accuracy"]["ours"] > 0
+        text = (tmp_path / "out" / "mine" / "table.md").read_text()
+        assert "| StdFed | - | - |" in text and f"\nStdFed, IID: {failures[0]}\n" in text
+    assert path.exists()
+
+
+# --- kill and interrupt
+
+SLOW = TABLE.replace("rounds=2", "rounds=12").replace("steps=2", "steps=40")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    server = Command(tmp_path_factory.mktemp("command"))
+    yield server
+    server.close()
+
+
+def test_kill_interrupt_and_go_on(command, written, tmp_path):
+    written(SLOW, "my table.toml")
+    base = ("reproduce", "my table.toml", "--out", "out")
+    assert command.run(*base[:-1], "whole", "--quiet", cwd=tmp_path).code == 0
+    folder = tmp_path / "out" / "my table"
+
+    running = command.start(*base, "--quiet", cwd=tmp_path)
+    running.wait_for(folder / "fedavg--iid" / "metrics.jsonl", lines=3)
+    running.signal(signal.SIGKILL)
+    assert running.end() == Ended(-9, "", "")
+    assert not list(folder.glob("*/result.json")) and not list(folder.glob("table.*"))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        which = "fedavg--skewed-0.3" if number == signal.SIGINT else "signfed--iid"
+        running = command.start(*base, cwd=tmp_path)
+        running.wait_for(folder / which / "metrics.jsonl", lines=2)
+        running.signal(number)
+        ended = running.end()
+        assert (ended.code, ended.out) == (130, "")
+        assert ended.err == (
+            "discreet: interrupted, finished runs and rounds are kept; to go on: "
+            "discreet reproduce 'my table.toml' --out=out\n"
+        )
+        assert not (folder / which / "result.json").exists() and not (folder / "table.json").exists()
+    done = (folder / "fedavg--iid" / "result.json").stat().st_mtime_ns
+
+    assert command.run(*base, "--quiet", cwd=tmp_path) == Ended(0, "", "")
+    assert (folder / "fedavg--iid" / "result.json").stat().st_mtime_ns == done
+    assert scores(folder) == scores(tmp_path / "whole" / "my table")
+
+
+def test_the_bar_tells_the_run_and_its_rounds(command, written, tmp_path):
+    written()
+    ours, terminal = pty.openpty()
+    running = command.start(
+        "reproduce", "mine.toml", cwd=tmp_path, stderr=Path(os.ttyname(terminal)), TERM="xterm", COLUMNS="200"
+    )
+    drawn = bytearray()
+
+    def read():  # all the while: who draws waits when a terminal's buffer is full
+        try:
+            while piece := os.read(ours, 10_000):
+                drawn.extend(piece)
+        except OSError:  # how Linux says that nobody has the terminal any more
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ended = running.end()
+    os.close(terminal)
+    reader.join()
+    os.close(ours)
+    assert ended.code == 0 and ended.out.startswith("# Votes")
+    for title in (b"1/4 StdFed, IID: round", b"4/4 Sign|Fed, Skewed (0.3): round", b"2/2", b"accuracy"):
+        assert title in drawn
+
+
+# --- mistakes
+
+IN_FILE = {
+    ('title = "Votes | averages"', ""): ("title = '': expected a heading",),
+    ("show = [", "shwo = ["): ("unknown key 'shwo'", "did you mean show?"),
+    ('id = "fedavg"', 'ident = "fedavg"'): ("[[rows]] 1: unknown key 'rows.ident'", "rows.id"),
+    ('name = "IID"', 'nmae = "IID"'): ("[[columns]] 1: unknown key 'columns.nmae'", "columns.name"),
+    ('name = "IID"', ""): ("[[columns]] 1: columns.name = ''",),
+    ('name = "IID"', 'name = "§"'): ("[[columns]] 1: columns.id = ''", "small letters"),
+    ('id = "signfed"', 'id = "../signfed"'): ("[[rows]] 2: rows.id = '../signfed'",),
+    ('id = "signfed"', 'id = "fedavg"'): ("rows.id = 'fedavg'", "differ"),
+    ("[[rows]]", "[rows]"): ("not TOML",),
+    ("[[columns]]", "[[colums]]"): ("unknown key 'colums'", "did you mean columns?"),
+    ("[0.0, 1.01]", "[0.0]"): ("rows.fedavg.want.final.accuracy", "2 figures, one a column"),
+    ("[0.0, 1.01]", "[0.0, '> 1']"): ("rows.fedavg.want.final.accuracy = '> 1'", "<= 16"),
+    ("[0.0, 1.01]", "[0.0, nan]"): ("[[rows]] 1: rows.want", "finite"),
+    ("[0.5, ", "[0.5, 0.5, "): ("rows.fedavg.paper.final.accuracy", "2 figures, one a column"),
+    ("bits_per_parameter = [", "bits_per_paramter = ["): ("rows.fedavg.want", "'bits_per_parameter'?"),
+    ('id = "signfed"', "cells = { idd = [] }\nid = 'signfed'"): ("rows.signfed.cells = 'idd'", "iid"),
+    ('show = ["final.accuracy"', 'show = [1, "final.accuracy"'): ("show = 1: expected a valid string",),
+    ('"digits-{row}"', '"digit-{row}"'): (
+        *("row 'StdFed', column 'IID': experiment = 'digit-fedavg'", "did you mean 'digits-fedavg'?"),
+    ),
+    ('"digits-{row}"', '"{row}.toml"'): ("row 'StdFed', column 'IID': experiment", "fedavg.toml"),
+    ('experiment = "digits-{row}"', ""): ("row 'StdFed', column 'IID': experiment = None",),
+    ("data.alpha=0.3", "data.aplha=0.3"): ("column 'Skewed (0.3)': unknown key 'data.aplha'", "data.alpha?"),
+    ("rounds=2", "rounds=two"): ("row 'StdFed', column 'IID': rounds = 'two'",),
+    ("rounds=2", "rounds"): ("--set = 'rounds'", "key.path=value"),
+}
+
+
+def test_mistakes_in_the_file(inside, written, tmp_path):
+    for (there, instead), said in IN_FILE.items():
+        assert there in TABLE, there
+        path = written(TABLE.replace(there, instead))
+        line = refused(inside("reproduce", "mine.toml", "--out", "out", cwd=tmp_path))
+        assert line.startswith("mine.toml"), line
+        for part in said:
+            assert part in line, (instead, line)
+    path.write_bytes(b"title = '\xe9'")
+    assert "mine.toml: cannot be read" in refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_mistakes_on_the_command_line(inside, written, tmp_path):
+    written()
+    line = refused(inside("reproduce", "signfed-tabel-2", cwd=tmp_path))
+    assert "reproduce = 'signfed-tabel-2'" in line and "did you mean 'signfed-table-2'?" in line
+    assert "none.toml: no such file" in refused(inside("reproduce", "none.toml", cwd=tmp_path))
+    assert "--quik" in refused(inside("reproduce", "mine.toml", "--quik", cwd=tmp_path))
+    line = refused(inside("reproduce", "mine.toml", "--data-dir", "nowhere", cwd=tmp_path))
+    assert line.startswith("nowhere: no such folder")
+    line = refused(inside("reproduce", "mine.toml", "--out", "mine.toml", cwd=tmp_path))
+    assert line.startswith("mine.toml/") and "cannot be written" in line
+    (tmp_path / "out" / "mine" / "signfed--iid").mkdir(parents=True)
+    (tmp_path / "out" / "mine" / "signfed--iid" / "letter.txt").write_text("dear")
+    line = refused(inside("reproduce", "mine.toml", "--out", "out", cwd=tmp_path))
+    assert line.startswith("out/mine/signfed--iid: is not a run folder")
+    assert [one.name for one in (tmp_path / "out" / "mine").iterdir()] == ["signfed--iid"]
+
+
+def test_absent_data_is_refused_before_anything_runs(inside, written, tmp_path, monkeypatch):
+    for place in ("DISCREET_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(place, str(tmp_path / "nothing-here"))
+    written(TABLE.replace("data.alpha=0.3", "data.name=mnist"))
+    line = refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    assert line.startswith("mnist: not found in") and "discreet data fetch mnist" in line
+    written(TABLE.replace("data.alpha=0.3", "data={name='table', path='no.csv', target='ill'}"))
+    assert refused(inside("reproduce", "mine.toml", cwd=tmp_path)).startswith("no.csv: no such file")
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_a_mistake_that_shows_only_in_a_run_names_its_place(inside, written, tmp_path):
+    written(TABLE.replace("data.alpha=0.3", "data.clients=5000"))
+    line = refused(inside("reproduce", "mine.toml", "--out", "out", cwd=tmp_path))
+    assert line.startswith("mine.toml: row 'StdFed', column 'Skewed (0.3)': data.clients = 5000")
+    # what was finished before it stays
+    assert [one.name for one in (tmp_path / "out" / "mine").iterdir()] == ["fedavg--iid"]
+    asked = config.load("digits-fedavg", ["rounds=2", "scheme.steps=2", "data.clients=10"])
+    with open_run(tmp_path / "out" / "mine" / "signfed--iid", config.load("digits-signfed")):
+        pass
+    assert is_finished(tmp_path / "out" / "mine" / "fedavg--iid", asked)
+
+
+# --- the tables of the papers
+
+
+def test_the_tables_are_listed(inside, tmp_path):
+    for arguments in ([], ["--list"]):
+        ended = inside("reproduce", *arguments, cwd=tmp_path)
+        assert (ended.code, ended.err) == (0, "")
+        heading, *lines = ended.out.splitlines()
+        assert heading.split()[0] == "table"
+        listed = {line.split()[0]: line for line in lines}
+        assert listed.keys() >= LISTED.keys()
+        for name, runs in LISTED.items():
+            assert listed[name].split()[-1] == str(runs) and "arXiv 2010.07808, table" in listed[name]
+    ended = inside("reproduce", "signfed-table-2", "--list", "--json", cwd=tmp_path)
+    (one,) = json.loads(ended.out)
+    assert one.keys() == {"name", "title", "source", "runs"} and one["runs"] == 10
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [file.name for file in reproduce.tables()])
+def test_every_table_is_in_order(name):
+    file = reproduce.find(name)
+    assert file.table.source and file.table.description
+    for quick in (False, True):
+        made = reproduce.cells(file, quick=quick)
+        assert len({cell.folder for cell in made}) == len(made) == file.runs
+    assert all(cell.experiment.rounds <= 10 for cell in made)
+
+
+@pytest.mark.parametrize(("name", "data", "clip_norm"), [("2", "mnist", 1.73), ("3", "fashion-mnist", 2.15)])
+def test_the_private_tables_have_the_papers_settings(name, data, clip_norm):
+    made = reproduce.cells(reproduce.find(f"signfed-table-{name}"))
+    assert [cell.experiment.scheme_name for cell in made] == ["dp-fedavg"] * 5 + ["dp-signfed"] * 5
+    for cell, epsilon in zip(made, [0.5, 1, 2, 4, 8] * 2, strict=True):
+        chosen = cell.experiment
+        assert (chosen.data.name, chosen.data.clients, chosen.fraction) == (data, 1000, 0.1)
+        assert (chosen.rounds, chosen.sampling) == (200, "poisson")
+        assert (chosen.privacy.epsilon, chosen.privacy.delta) == (epsilon, 1e-5)
+        assert (chosen.scheme.steps, chosen.scheme.batch_size) == (30, 10)
+        assert (chosen.scheme.learning_rate, chosen.model.options) == (0.215, {"widths": [200]})
+        if chosen.scheme_name == "dp-fedavg":
+            assert chosen.scheme.clip_norm == clip_norm
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["signfed-table-1", "signfed-table-2", "signfed-table-3"])
+def test_the_quick_variants_run(inside, tmp_path, monkeypatch, name):
+    if REAL is not None:
+        monkeypatch.setenv("DISCREET_DATA", REAL)
+    there = {found.name for found in available() if found.path is not None}
+    made = reproduce.cells(reproduce.find(name), quick=True)
+    if missing := {cell.experiment.data.name for cell in made} - there:
+        pytest.skip(f"not found: {', '.join(sorted(missing))}; set DISCREET_DATA to where they are")
+    ended = inside("reproduce", name, "--quick", "--json", "--out", "out", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    table = json.loads(ended.out)
+    assert len(table["cells"]) == len(made)
+    for cell in table["cells"]:
+        accuracy, bits = cell["figures"].values()
+        assert 0 <= accuracy["ours"] <= 1
+        # private votes need more than one bit and fewer than private averages, which need fewer than plain ones
+        low, high = {"StdFed": (32, 32.1), "SignFed": (1, 1.1), "DP-SignFed": (8, 16), "DP-StdFed": (16, 32)}[
+            cell["row"]
+        ]
+        assert low <= bits["ours"] <= high and cell["failure"] is None
