@@ -1,6 +1,6 @@
 """What CGD costs against one centralized model: time an iteration and memory; needs MNIST.
 
-python benchmarks/confined.py [--rows 1000] [--columns 112] [--repeats 3] [--iterations 3] [--threads 2]
+python benchmarks/confined.py [--rows 1000] [--columns 112] [--repeats 3] [--iterations 3] [--threads 2] [--shared 100]
 
 784-256-10, full batches. Each kind takes its turn, again and again, in one run; figures are medians of the ratios of
 a turn. Centralized is written as one writes it for speed: inputs held as floating-point numbers, gradients by hand.
@@ -20,11 +20,11 @@ import torch
 from discreet import preparation
 from discreet.config import Data, Engine, Experiment, Model
 from discreet.results import peak_memory
+from discreet.rounds import play_round
+from discreet.sampling import attend
 from discreet.schemes import ConfinedGradientDescent
 from discreet.simulation import _map
 from discreet.sums import Tally, answer
-from discreet.rounds import play_round
-from discreet.sampling import attend
 
 
 def centralized(threads: int) -> Callable[[], None]:
@@ -51,7 +51,7 @@ def centralized(threads: int) -> Callable[[], None]:
     return iteration
 
 
-def confined(rows: int, columns: int, threads: int) -> Callable[[], None]:
+def confined(rows: int, columns: int, threads: int, secure: str = "none") -> Callable[[], None]:
     """One iteration of CGD."""
     split = {"partition": "grid", "rows": rows, "columns": columns} if columns else {"clients": rows}
     federation = preparation.prepare(
@@ -59,6 +59,8 @@ def confined(rows: int, columns: int, threads: int) -> Callable[[], None]:
             data=Data(name="mnist", **split),
             model=Model(options={"widths": [256]}),
             scheme=ConfinedGradientDescent(),
+            secure=secure,
+            share_holders=3,
             engine=Engine(workers=threads),
             seed=1,
         )
@@ -94,12 +96,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--shared", type=int, default=100, help="rows with additive sharing among 3; 0 for none"
+    )
     chosen = parser.parse_args()
     kinds = {
         "centralized": centralized(chosen.threads),
         f"{chosen.rows} rows": confined(chosen.rows, 0, chosen.threads),
         f"{chosen.rows} x {chosen.columns}": confined(chosen.rows, chosen.columns, chosen.threads),
     }
+    if chosen.shared:
+        kinds[f"{chosen.shared} rows"] = confined(chosen.shared, 0, chosen.threads)
+        kinds[f"{chosen.shared} shared"] = confined(chosen.shared, 0, chosen.threads, "additive")
     for name, iteration in kinds.items():
         started = time.perf_counter()
         iteration()  # what is kept from round to round is worked out
@@ -113,7 +121,9 @@ def main() -> None:
             times[name].append((time.perf_counter() - started) / chosen.iterations)
     base = np.array(times["centralized"])
     for name, taken in times.items():
-        print(f"{name:12s} {statistics.median(taken):.3f} s an iteration, {np.median(taken / base):.2f} of centralized")
+        print(
+            f"{name:12s} {statistics.median(taken):.3f} s an iteration, {np.median(taken / base):.2f} of centralized"
+        )
     print(f"peak memory {peak_memory() / 2**30:.2f} GiB")
 
 

@@ -24,7 +24,7 @@ SIZES = (7, 13, 0, 4, 20, 1, 9, 5)
 LANES = 3
 TIMES = ("seconds", "evaluation_seconds")
 NOISY = Privacy(noise_multiplier=0.5)
-SMALL = {"steps": 3, "batch_size": 4, "learning_rate": 0.1}
+SMALL = {"steps": 3, "batch_size": 4, "lot_size": 8, "learning_rate": 0.1}
 
 
 def dataset(train=90, test=30, features=6, classes=3, seed=0):

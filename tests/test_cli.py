@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from importlib.metadata import version
@@ -223,22 +224,28 @@ def test_a_run_without_a_terminal_prints_a_table_and_names_its_folder(command, t
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_bar_is_drawn_on_a_terminal_only(command, tmp_path, quiet):
     ours, terminal = pty.openpty()
+    drawn = bytearray()
+
+    def read():  # all the while: who draws waits when a terminal's buffer is full
+        try:
+            while piece := os.read(ours, 10_000):
+                drawn.extend(piece)
+        except OSError:  # how Linux says that nobody has the terminal any more
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
     extra = ["--quiet"] if quiet else []
     running = command.start(
         "run", "digits-fedavg", *FAST, *extra, cwd=tmp_path, stderr=Path(os.ttyname(terminal)), TERM="xterm"
     )
     ended = running.end()
     os.close(terminal)
-    drawn = b""
-    try:
-        while piece := os.read(ours, 10_000):
-            drawn += piece
-    except OSError:  # how Linux says that nobody has the terminal any more
-        pass
+    reader.join()
     os.close(ours)
     assert ended.code == 0
     if quiet:
-        assert (drawn, ended.out) == (b"", "")
+        assert (bytes(drawn), ended.out) == (b"", "")
     else:
         assert b"2/2" in drawn and b"accuracy" in drawn and b"s a round" in drawn
         assert ended.out.startswith("scheme")

@@ -25,7 +25,7 @@ from discreet.schemes.base import Contribution, Phase, SharedModel, Total
 from discreet.secure.groups import Reals
 from discreet.secure.masking import STAGES, Stage, failures
 from federations import SIZES, assert_same_run, dataset, deal, experiment, federation, play, same_bits
-from test_simulation_phases import FusedFedAvg, grid
+from test_simulation_phases import FusedFedAvg
 
 DATA = dataset(features=7)
 PRIVATE = ["dp-fedavg", "dp-signfed"]
@@ -216,6 +216,30 @@ def test_workers_and_a_schemes_own_sums_change_nothing(monkeypatch):
     assert plain.result["lost_contributions"] > 0
 
 
+def test_masked_sums_without_noise_bear_a_third_of_a_cohort():
+    """Of 8 clients 2 may be lost, one that has no examples included; additive sums give the plain sum of integers."""
+    chosen = {"rounds": 10, "dropouts": Dropouts(mask=0.15, unmask=0.05), "seed": 3}
+    for sizes, empty in (([5] * 8, 0), ([5] * 7 + [0], 1)):
+        masked = run("cgd", sizes=sizes, secure="masked", **chosen)
+        there = [attend(masked.experiment, 8, round) for round in range(1, 11)]
+        silent = [one.drawn[one.steps < len(STAGES)].tolist() for one in there]
+        held = [len({*ids, *([7] * empty)}) <= 2 for ids in silent]
+        assert [line.get("released", True) for line in masked.metrics] == held
+        assert {True, False} == set(held)
+        first = held.index(False)
+        assert first > 0
+        parts = [
+            run("cgd", sizes=sizes, secure=how, **chosen | {"rounds": first})
+            for how in ("masked", "additive")
+        ]
+        moved, plain = (part.checkpoint.tensors["state.displacement"] for part in parts)
+        assert same_bits(moved, plain) and moved.any() and sum(one.lost for one in there[:first])
+    with pytest.raises(
+        ConfigError, match=r"rates at which most masked rounds of 8 clients lose no more than 2"
+    ):
+        run("cgd", sizes=[5] * 8, secure="masked", dropouts=Dropouts(mask=0.35))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
     """Sums of clients' numbers, within rows and within columns."""
@@ -229,7 +253,6 @@ class TwoSums(SharedModel):
     """Adds up clients' numbers within rows, then within columns."""
 
     summary = "sums for tests"
-    splits_columns = True
 
     def init(self, task):
         return Seen(torch.zeros(0), torch.zeros(0))
@@ -266,10 +289,12 @@ def test_who_is_lost_is_lost_for_every_sum_of_the_round_and_is_not_worked_on(mon
     )
     left = attend(chosen, 6, 1).sending.tolist()
     assert 3 <= len(left) < 6
-    result = simulate(chosen, data=DATA, partition=grid())  # client r * 3 + c is in row r and column c
+    result = simulate(
+        chosen, data=DATA, partition=deal([3] * 6)
+    )  # each client is a row, and all of them the column
     state = result.checkpoint.tensors
-    assert state["state.rows"][:, 0].tolist() == [sum(c for c in left if c // 3 == row) for row in (0, 1)]
-    assert state["state.columns"][:, 0].tolist() == [sum(c for c in left if c % 3 == col) for col in range(3)]
+    assert state["state.rows"][:, 0].tolist() == [client if client in left else 0 for client in range(6)]
+    assert state["state.columns"].tolist() == [[sum(left)]]
     for phase in ("rows", "columns"):
         assert [client for _, name, ids in worked_on if name == phase for client in ids] == left
     (line,) = result.metrics

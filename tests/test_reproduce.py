@@ -13,7 +13,7 @@ import pytest
 from command_server import Command, Ended
 from discreet import cli, config, reproduce
 from discreet.data.sources import available
-from discreet.errors import ConfigError
+from discreet.errors import ConfigError, RunFolderError
 from discreet.reproduce.record import figure, markdown, shown
 from discreet.reproduce.running import is_finished
 from discreet.reproduce.wants import Want
@@ -349,7 +349,7 @@ def test_a_finished_run_is_not_run_again_and_an_unfinished_one_goes_on(
     # fewer, or other settings: refused before anything runs
     path.write_text(TABLE)
     line = refused(inside(*base, cwd=tmp_path))
-    assert line.startswith("out/mine/fedavg--iid: ") and "rounds is 3 there and 2 here" in line
+    assert line.startswith("out/mine/fedavg--iid: ") and "rounds is 3 there and 2 in" in line
     path.write_text(TABLE.replace("rounds=2", "rounds=3").replace("alpha=0.3", "alpha=0.4"))
     (folder / "fedavg--iid" / "result.json").unlink()
     line = refused(inside(*base, cwd=tmp_path))
@@ -366,32 +366,34 @@ def test_what_counts_as_finished(tmp_path, monkeypatch):
         "model={name='linear'}",
         "data={name='table', path='own.csv', target='ill', clients=2}",
     ]
-    for preset, settings in (("digits-dp-signfed", private), ("digits-fedavg", own)):
+    for preset, settings, path in (
+        ("digits-dp-signfed", private, Path("private")),
+        ("digits-fedavg", own, Path("own")),
+    ):
         asked = config.load(preset, settings)
-        path = Path(preset)
         assert not is_finished(path, asked)
         path.mkdir()
         assert not is_finished(path, asked)
         simulate(asked, out=path, resume=True)
         assert is_finished(path, asked)
-        assert is_finished(path, config.load(f"{preset}/config.toml"))
+        assert is_finished(path, config.load(f"{path}/config.toml"))
         assert is_finished(path, config.load(preset, [*settings, "engine.workers=1"]))
         assert not is_finished(path, config.load(preset, [*settings, "rounds=2"]))
         # these have a key that the folder does not have: simulate itself says what is the matter
         half = "scheme.server_half_life=5"
         assert not is_finished(path, config.load(preset, [*settings, half]))
-        for other in ("seed=7", "data.clients=5", "engine.lanes=1", "scheme.learning_rate=0.2"):
-            with pytest.raises(reproduce.TableError.__mro__[1], match=r"another experiment: .* in the table"):
+        for other in ("seed=7", "data.clients=5", "engine.lanes=7", "scheme.learning_rate=0.2"):
+            with pytest.raises(RunFolderError, match=r"another experiment: .* in the table"):
                 is_finished(path, config.load(preset, [*settings, other]))
         (path / "result.json").unlink()
         assert not is_finished(path, asked)
     # noise that was asked for is not the noise that followed from a budget
     louder = config.load("digits-dp-signfed", [*private, "privacy.noise_multiplier=900.0"])
-    with pytest.raises(reproduce.TableError.__mro__[1], match=r"privacy\.noise_multiplier is"):
-        is_finished(Path("digits-dp-signfed"), louder)
+    with pytest.raises(RunFolderError, match=r"privacy\.noise_multiplier is"):
+        is_finished(Path("private"), louder)
     clear = config.load("digits-dp-signfed", [*private, "secure=none"])
-    with pytest.raises(reproduce.TableError.__mro__[1], match="secure is 'masked' there and 'none'"):
-        is_finished(Path("digits-dp-signfed"), clear)
+    with pytest.raises(RunFolderError, match="secure is 'masked' there and 'none'"):
+        is_finished(Path("private"), clear)
 
 
 def test_a_run_that_diverges_has_no_figures(inside, written, tmp_path):
@@ -414,7 +416,7 @@ def test_a_run_that_diverges_has_no_figures(inside, written, tmp_path):
 
 # --- kill and interrupt
 
-SLOW = TABLE.replace("rounds=2", "rounds=12").replace("steps=2", "steps=40")
+SLOW = TABLE.replace("rounds=2", "rounds=10").replace("steps=2", "steps=20")
 
 
 @pytest.fixture(scope="module")
@@ -424,43 +426,38 @@ def command(tmp_path_factory):
     server.close()
 
 
-def test_kill_interrupt_and_go_on(command, written, tmp_path):
+def test_kill_interrupt_and_go_on(command, inside, written, tmp_path):
     written(SLOW, "my table.toml")
     base = ("reproduce", "my table.toml", "--out", "out")
-    assert command.run(*base[:-1], "whole", "--quiet", cwd=tmp_path).code == 0
+    assert inside(*base[:-1], "whole", "--quiet", cwd=tmp_path) == Ended(0, "", "")
     folder = tmp_path / "out" / "my table"
 
     running = command.start(*base, "--quiet", cwd=tmp_path)
     running.wait_for(folder / "fedavg--iid" / "metrics.jsonl", lines=3)
     running.signal(signal.SIGKILL)
     assert running.end() == Ended(-9, "", "")
-    assert not list(folder.glob("*/result.json")) and not list(folder.glob("table.*"))
+    assert not list(folder.glob("table.*"))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        which = "fedavg--skewed-0.3" if number == signal.SIGINT else "signfed--iid"
-        running = command.start(*base, cwd=tmp_path)
-        running.wait_for(folder / which / "metrics.jsonl", lines=2)
-        running.signal(number)
-        ended = running.end()
-        assert (ended.code, ended.out) == (130, "")
-        assert ended.err == (
-            "discreet: interrupted, finished runs and rounds are kept; to go on: "
-            "discreet reproduce 'my table.toml' --out=out\n"
-        )
-        assert not (folder / which / "result.json").exists() and not (folder / "table.json").exists()
+    running = command.start(*base, cwd=tmp_path)
+    running.wait_for(folder / "fedavg--skewed-0.3" / "metrics.jsonl", lines=2)
+    running.signal(signal.SIGINT)
+    assert running.end() == Ended(
+        130,
+        "",
+        "discreet: interrupted, finished runs and rounds are kept; to go on: "
+        "discreet reproduce 'my table.toml' --out=out\n",
+    )
+    assert not list(folder.glob("table.*"))
     done = (folder / "fedavg--iid" / "result.json").stat().st_mtime_ns
 
-    assert command.run(*base, "--quiet", cwd=tmp_path) == Ended(0, "", "")
+    assert inside(*base, "--quiet", cwd=tmp_path) == Ended(0, "", "")
     assert (folder / "fedavg--iid" / "result.json").stat().st_mtime_ns == done
     assert scores(folder) == scores(tmp_path / "whole" / "my table")
 
 
-def test_the_bar_tells_the_run_and_its_rounds(command, written, tmp_path):
+def test_the_bar_tells_the_run_and_its_rounds(inside, written, tmp_path, monkeypatch):
     written()
     ours, terminal = pty.openpty()
-    running = command.start(
-        "reproduce", "mine.toml", cwd=tmp_path, stderr=Path(os.ttyname(terminal)), TERM="xterm", COLUMNS="200"
-    )
     drawn = bytearray()
 
     def read():  # all the while: who draws waits when a terminal's buffer is full
@@ -472,13 +469,20 @@ def test_the_bar_tells_the_run_and_its_rounds(command, written, tmp_path):
 
     reader = threading.Thread(target=read)
     reader.start()
-    ended = running.end()
-    os.close(terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    with os.fdopen(terminal, "w") as stderr, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stderr)
+        ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
+        print("-- and now quietly --", file=stderr, flush=True)
+        assert inside("reproduce", "mine.toml", "--quick", "--out=anew", "--quiet", cwd=tmp_path).code == 0
     reader.join()
     os.close(ours)
     assert ended.code == 0 and ended.out.startswith("# Votes")
-    for title in (b"1/4 StdFed, IID: round", b"4/4 Sign|Fed, Skewed (0.3): round", b"2/2", b"accuracy"):
-        assert title in drawn
+    loud, quiet = drawn.split(b"-- and now quietly --")
+    for title in (b"1/4 StdFed, IID: round", b"4/4 Sign|Fed, Skewed (0.3): round", b"1/1", b"accuracy"):
+        assert title in loud
+    assert quiet.strip() == b""
 
 
 # --- mistakes

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
         UserError,
     )
     from discreet.results import Run
-    from discreet.schemes import SCHEMES, Centralized, DPFedAvg, DPSignFed, FedAvg, FedSGD, Local, SignFed
+    from discreet.schemes import (
+        DPSGD,
+        SCHEMES,
+        Centralized,
+        DPFedAvg,
+        DPSignFed,
+        FedAvg,
+        FedSGD,
+        Local,
+        SignFed,
+    )
     from discreet.simulation import simulate
 
 _PLACES = {
@@ -53,6 +63,7 @@ _PLACES = {
     "SCHEMES": "discreet.schemes",
     "Centralized": "discreet.schemes",
     "DPFedAvg": "discreet.schemes",
+    "DPSGD": "discreet.schemes",
     "DPSignFed": "discreet.schemes",
     "FedAvg": "discreet.schemes",
     "FedSGD": "discreet.schemes",
@@ -62,6 +73,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "DPSGD",
     "SCHEMES",
     "Centralized",
     "ConfigError",

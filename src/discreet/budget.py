@@ -11,9 +11,9 @@ from discreet.privacy.accounting import NOTHING, calibrate, rounds_within, spent
 from discreet.privacy.noise import LARGEST, SMALLEST
 from discreet.privacy.planning import largest_cohort
 from discreet.privacy.promise import Promise
-from discreet.privacy.releases import DiscreteGaussianSum, Poisson, Sampling, Skellam
+from discreet.privacy.releases import Gaussian, Poisson, Released, Sampling
 from discreet.sampling import how_sampled
-from discreet.schemes.base import Task
+from discreet.schemes.base import RecordLevel, Task, releases_a_round
 
 
 def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experiment, Task, int | None]:
@@ -34,6 +34,8 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
     asked = experiment.privacy
     if asked is None:
         return replace(experiment, secure="none" if experiment.secure == "auto" else experiment.secure), task, None
+    if isinstance(experiment.scheme, RecordLevel):
+        _check_alone(experiment)
     sampling = how_sampled(experiment, clients)
     promise = Promise(
         noise_multiplier=asked.noise_multiplier or 1.0,
@@ -45,20 +47,28 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         noise=asked.noise,
     )
 
-    def noise(multiplier: float) -> DiscreteGaussianSum | Skellam:
-        made: DiscreteGaussianSum | Skellam = experiment.scheme.release(
+    def release(multiplier: float) -> Released:
+        made: Released = experiment.scheme.release(
             replace(task, promise=replace(promise, noise_multiplier=multiplier))
-        ).noise
+        )
         return made
 
+    each = releases_a_round(experiment.scheme, task)
     if asked.noise_multiplier is None and asked.epsilon is not None:
         found = calibrate(
-            asked.epsilon, asked.delta, experiment.rounds, sampling, noise=noise, accountant=asked.accountant
+            asked.epsilon,
+            asked.delta,
+            experiment.rounds * each,
+            release(promise.noise_multiplier).sampling,
+            noise=lambda multiplier: release(multiplier).noise,
+            accountant=asked.accountant,
         )
         promise, asked = replace(promise, noise_multiplier=found), replace(asked, noise_multiplier=found)
     task = replace(task, promise=promise)
-    deviation = promise.noise_multiplier * noise(promise.noise_multiplier).l2_sensitivity
-    _check_shares(promise, deviation, smallest_cohort(sampling, clients))
+    noise = release(promise.noise_multiplier).noise
+    if not isinstance(noise, Gaussian):  # which comes in no shares
+        deviation = promise.noise_multiplier * noise.l2_sensitivity
+        _check_shares(promise, deviation, smallest_cohort(sampling, clients))
     allowed = None
     if asked.epsilon is None:  # what no theory covers is refused now, not when all rounds have run
         spent(NOTHING.add(experiment.scheme.release(task)), asked.delta, asked.accountant)
@@ -68,15 +78,17 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
             asked.delta,
             experiment.scheme.release(task),
             accountant=asked.accountant,
-            limit=experiment.rounds,
+            limit=experiment.rounds * each,
         )
-        if not allowed:
+        if allowed < each:
             raise ConfigError(
                 "privacy.epsilon",
                 asked.epsilon,
                 f"a budget for at least one round with noise multiplier {promise.noise_multiplier:.4g}",
             )
-    secure = "masked" if experiment.secure == "auto" else experiment.secure
+    secure = experiment.secure
+    if secure == "auto":
+        secure = "masked" if experiment.scheme.modular else "none"
     if secure == "masked" and promise.largest_cohort < 3:
         raise ConfigError("secure", secure, "at least 3 clients a round to hide among, or none, in the clear")
     return replace(experiment, privacy=asked, secure=secure), task, allowed
@@ -89,6 +101,20 @@ def smallest_cohort(drawn: Sampling, clients: int) -> int:
     from scipy.stats import binom  # late: slow to import
 
     return max(1, int(binom.ppf(1e-9, clients, drawn.probability)))
+
+
+def _check_alone(experiment: Experiment) -> None:
+    """Refuse what has a meaning only where several clients add shares of noise."""
+    asked, name = experiment.privacy, experiment.scheme_name
+    if asked is not None and asked.noise != "discrete-gaussian":
+        raise ConfigError("privacy.noise", asked.noise, f"to be left out: {name} adds continuous Gaussian noise")
+    for key in ("dropout_tolerance", "assumed_dishonest"):
+        if value := getattr(asked, key, 0):
+            raise ConfigError(f"privacy.{key}", value, f"0: in {name} one party adds all of the noise")
+    if experiment.dropouts.silent:
+        raise ConfigError(
+            "dropouts", f"{experiment.dropouts.silent:.2%} of a round", f"none: {name} has one party, who is there"
+        )
 
 
 def _check_shares(promise: Promise, deviation: float, smallest: int) -> None:

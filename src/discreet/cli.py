@@ -454,7 +454,7 @@ def _print_result(result: dict[str, Any], folder: Path) -> None:
         spent = result["privacy"]
         epsilon = "no bound" if spent["epsilon"] is None else f"epsilon {spent['epsilon']:.3g}"
         rows["privacy"] = (
-            f"{epsilon}, delta {spent['delta']:g} ({spent['adjacency']}), "
+            f"{epsilon}, delta {spent['delta']:g} ({spent['adjacency']}, one {spent['unit']}), "
             f"noise multiplier {spent['noise_multiplier']:.4g}, sums: {result['secure']}"
         )
     for note in result["notes"]:

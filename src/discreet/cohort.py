@@ -19,11 +19,18 @@ class Examples:
     Attributes:
         inputs: shape (count, ...). ``uint8`` means pixels, which reach the model as value * (1 / 255) in float32;
             any other type reaches it as it is.
-        targets: int64 class numbers of shape (count,), or float32 values of shape (count, outputs).
+        targets: int64 class numbers of shape (count,), or float32 values of shape (count, outputs). ``uint8`` means
+            pixels here too; see `reconstructing`.
     """
 
     inputs: Tensor
     targets: Tensor
+
+    @classmethod
+    def reconstructing(cls, inputs: Tensor) -> Examples:
+        """Examples whose targets are their own flattened inputs; both lie in the same memory."""
+        inputs = inputs.contiguous()
+        return cls(inputs, inputs.flatten(1))
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -31,6 +38,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the targets are the inputs, and lie in the same memory."""
+        return len(self) > 0 and self.targets.data_ptr() == self.inputs.data_ptr()
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs, as the model takes them, and the targets at `indices`.
@@ -43,7 +55,8 @@ class Examples:
         inputs = self.inputs.index_select(0, flat)
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(torch.float32).mul_(1 / 255)
-        targets = self.targets.index_select(0, flat)
+        # a copy: a model may change its inputs in place
+        targets = inputs.flatten(1).clone() if self.reconstructs else self.targets.index_select(0, flat)
         return (
             inputs.view(*indices.shape, *self.inputs.shape[1:]),
             targets.view(*indices.shape, *self.targets.shape[1:]),
@@ -51,7 +64,10 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         """The same examples on a device."""
-        return Examples(self.inputs.to(device), self.targets.to(device))
+        inputs = self.inputs.to(device)
+        if self.reconstructs:
+            return Examples.reconstructing(inputs)
+        return Examples(inputs, self.targets.to(device))
 
 
 @dataclass(frozen=True, eq=False)

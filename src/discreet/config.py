@@ -40,6 +40,8 @@ class Data:
 
     Attributes:
         name: a data set in `discreet.data.sources.SOURCES`.
+        task: ``auto``: what the data set is for, classes or values; ``reconstruct``: targets are the inputs
+            themselves, flattened, as for an autoencoder.
         path, test_path: the user's own table, or folder of images.
         target: the column that is learnt (tables).
         ignore: columns of a table that are left out: identifiers, texts, dates.
@@ -61,6 +63,7 @@ class Data:
     """
 
     name: str = "digits"
+    task: Literal["auto", "reconstruct"] = "auto"
     path: str | None = None
     test_path: str | None = None
     target: str | None = None
@@ -87,6 +90,10 @@ class Data:
         _known("data.name", self.name, SOURCES)
         _known("data.partition", self.partition, PARTITIONS)
         _known("data.augment", self.augment, AUGMENTATIONS)
+        if self.task == "reconstruct" and self.augment != "none":
+            raise ConfigError(
+                "data.augment", self.augment, "none with data.task = 'reconstruct': targets are not augmented"
+            )
         if self.partition == "column" and self.client_column is None:
             raise ConfigError("data.client_column", None, "the column that says whose row it is")
 
@@ -97,7 +104,7 @@ class Model:
     """Which network is trained.
 
     Attributes:
-        name: ``linear``, ``mlp``, ``cnn``, ``text``, or ``package.module:factory``.
+        name: ``linear``, ``mlp``, ``cnn``, ``text``, ``autoencoder``, or ``package.module:factory``.
         loss: ``auto`` (cross-entropy for classes, squared error for regression), a name in
             `discreet.losses.LOSSES`, or ``package.module:function``.
         options: the network's own options; in TOML they stand beside ``name``, as ``widths = [200]``.
@@ -122,9 +129,10 @@ class Privacy:
     Attributes:
         epsilon: the budget. Without a noise multiplier the noise is chosen so that all rounds fit in it; with one, the
             run stops before the round that would pass it.
-        delta: the chance left out of the promise, in (0, 1); below 1 / clients, to mean anything.
-        noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution.
-        noise: ``discrete-gaussian``, or ``skellam``: shares of which add up to Skellam noise exactly.
+        delta: the chance left out of the promise, in (0, 1); below 1 / clients, or 1 / records, to mean anything.
+        noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution
+            (``dp-sgd``: of one record's).
+        noise: of clients (``dp-sgd`` adds continuous Gaussian noise): ``discrete-gaussian``, or ``skellam``: shares of which add up to Skellam noise exactly.
         accountant: ``rdp``, ``pld``, or ``best`` of those that there are; for ``skellam`` there is only ``rdp``.
         dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
         assumed_dishonest: clients in a round who are taken to add no noise.
@@ -221,7 +229,8 @@ class Experiment:
         patience: stop after so many evaluations without a better one on the held-out examples; 0 for never.
         secure: how contributions are added up: ``none``, in the clear; ``masked``, so that the server learns the sum
             and nothing else; ``additive``, by shares that `share_holders` parties add up, of whom all but one may
-            collude; ``auto`` is ``masked`` for differentially private schemes, which are nothing without.
+            collude; ``auto`` is ``masked`` for differentially private schemes whose clients add the noise, which are
+            nothing without.
         share_holders: for ``additive`` sums (s), from 2 to all participants.
         dropouts: which clients fall silent in a round, under any scheme.
         given: what was handed over as Python objects (``data``, ``partition``, ``model``, ``loss``): such a run can
@@ -317,11 +326,14 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
 def to_table(experiment: Experiment) -> dict[str, Any]:
     """The experiment as a nested table, complete: `from_table` gives the same experiment again.
 
-    Only `dropouts` is left out where nobody drops out, as it was before there were any: older runs can be resumed.
+    Only what older versions did not know is left out where it changes nothing, so that their runs can be resumed:
+    `dropouts` where nobody drops out, and the data's task where it is ``auto``.
     """
     table = _without_none(dataclasses.asdict(experiment))
     if experiment.dropouts == Dropouts():
         del table["dropouts"]
+    if experiment.data.task == "auto":
+        del table["data"]["task"]
     model = table["model"]
     table["model"] = {**{key: model[key] for key in ("name", "loss")}, **model["options"]}
     table["scheme"] = {"name": experiment.scheme_name, **table["scheme"]}

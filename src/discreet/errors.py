@@ -52,6 +52,14 @@ class UnknownKey(ConfigError):
         self.args = (f"unknown key {key!r}: {expected}",)
 
 
+class MissingExtra(ConfigError):
+    """What was asked for needs a package that is not installed with discreet unless it is asked for."""
+
+    def __init__(self, key: str, value: object, extra: str) -> None:
+        super().__init__(key, value, f"an installation with the extra {extra}")
+        self.args = (f"{key} = {value!r}: needs {extra}: pip install 'discreet[{extra}]'",)
+
+
 class DataError(UserError):
     """A data file is missing, damaged, or does not hold what was asked for.
 

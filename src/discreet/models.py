@@ -1,4 +1,4 @@
-"""The models that can be trained: four built in, and the user's own.
+"""The models that can be trained: those built in, and the user's own.
 
 `MODELS` is the table of built-in models. A user's own model is ``"package.module:factory"``, a callable, or an
 `nn.Module`; `build` checks it and returns a `Network`. What is shared of a model and what stays is written in
@@ -26,7 +26,19 @@ from discreet.network import Network, Slot, network_of, notes
 from discreet.probe import check_runs, users_code
 from discreet.randomness import SERVER, Seeded
 
-__all__ = ["MODELS", "Network", "Slot", "TextAverage", "build", "cnn", "linear", "mlp", "notes", "text"]
+__all__ = [
+    "MODELS",
+    "Network",
+    "Slot",
+    "TextAverage",
+    "autoencoder",
+    "build",
+    "cnn",
+    "linear",
+    "mlp",
+    "notes",
+    "text",
+]
 
 Factory = Callable[..., nn.Module]
 
@@ -143,7 +155,43 @@ def text(
     return TextAverage(vocabulary, embedding, _positive("widths", widths), outputs)
 
 
-MODELS: Mapping[str, Factory] = {"linear": linear, "mlp": mlp, "cnn": cnn, "text": text}
+def autoencoder(
+    *, input_shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (128,), code: int = 32
+) -> nn.Module:
+    """Linear layers down to a short code and up again to the flattened input, with ReLU between them.
+
+    Neither the code nor the output is cut by a ReLU. On 28 x 28 pixels it has 209,968 parameters.
+
+    Args:
+        input_shape: of one input.
+        outputs: as many as an input has values: the targets are the inputs (``data.task = "reconstruct"``).
+        hidden: widths of the layers before the code; those behind it are the same in reverse.
+        code: numbers that are left of an input, at least 1.
+
+    Raises:
+        ModelError: there are not as many outputs as inputs.
+    """
+    values = prod(input_shape)
+    if outputs != values:
+        raise ModelError(
+            f"model autoencoder: it puts out the {values} values of an input, and {outputs} are wanted: "
+            "set data.task = 'reconstruct'"
+        )
+    if type(code) is not int or code < 1:
+        raise ConfigError("model.code", code, "a whole number of at least 1")
+    widths = _positive("hidden", hidden)
+    encoder = nn.Sequential(*_dense((values, *widths), code))
+    decoder = nn.Sequential(*_dense((code, *reversed(widths)), values))
+    return nn.Sequential(nn.Flatten(), encoder, decoder)
+
+
+MODELS: Mapping[str, Factory] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "text": text,
+    "autoencoder": autoencoder,
+}
 """The built-in models. Each takes `input_shape` and `outputs` (and `vocabulary`, for texts) and its options."""
 
 

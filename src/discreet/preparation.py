@@ -55,7 +55,7 @@ class Federation:
         train, test: examples; `holdout`: kept from all clients, or None.
         partition: who holds which of `train`.
         dataset_name: for the result.
-        releases: how many rounds the privacy budget allows; None for any number.
+        releases: how many releases the privacy budget allows; None for any number.
         fingerprint: tells other training data, or another partition of it, from this.
     """
 
@@ -144,6 +144,8 @@ def prepare(
         )
     else:
         check_partition(partition, len(data.train))
+    if experiment.data.task == "reconstruct":
+        data, holdout = _reconstructing(data, holdout, partition)
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
             "data.columns",
@@ -226,6 +228,27 @@ def _check_sums(experiment: Experiment, partition: Partition) -> None:
             f"{experiment.dropouts.lost:.2%} of a round",
             "none for data that is split by columns: a row without one of its participants predicts nothing",
         )
+
+
+def _reconstructing(
+    data: Dataset, holdout: Examples | None, partition: Partition
+) -> tuple[Dataset, Examples | None]:
+    """The data set, dealt already, and held-out examples, with inputs for targets.
+
+    Raises:
+        ConfigError: inputs are token numbers, or parts of them are not to be known to all participants of a row.
+    """
+    if data.vocabulary is not None:
+        raise ConfigError("data.task", "reconstruct", "auto for texts: token numbers are no values to come near to")
+    if partition.column_count > 1:
+        raise ConfigError(
+            "data.columns",
+            partition.column_count,
+            "1 with data.task = 'reconstruct': the targets are all columns, which every participant would have to know",
+        )
+    train, test = (Examples.reconstructing(one.inputs) for one in (data.train, data.test))
+    kept_back = None if holdout is None else Examples.reconstructing(holdout.inputs)
+    return dataclasses.replace(data, train=train, test=test, classes=None), kept_back
 
 
 def _named(

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from discreet.config import Experiment, Privacy
 from discreet.errors import RunFolderError
-from discreet.evaluation import Evaluation
+from discreet.evaluation import Evaluation, Map
 from discreet.network import Network, notes
 from discreet.preparation import Federation
 from discreet.privacy.accounting import Ledger, spent
 from discreet.runs import Checkpoint, DiskFull, open_run
+from discreet.schemes.base import Described, protected_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,7 +169,11 @@ class Run:
 
 
 def summarise(
-    federation: Federation, history: Sequence[Mapping[str, Any]], best: Best | None, ledger: Ledger
+    federation: Federation,
+    history: Sequence[Mapping[str, Any]],
+    best: Best | None,
+    ledger: Ledger,
+    parallel: Map = map,
 ) -> dict[str, Any]:
     """The contents of ``result.json``."""
     experiment, count = federation.experiment, federation.task.parameters
@@ -193,7 +198,7 @@ def summarise(
         "seconds_per_round": statistics.median(line["seconds"] for line in history),
         "peak_memory_bytes": peak_memory(),
         "secure": experiment.secure,
-        "privacy": None if experiment.privacy is None else _privacy(experiment.privacy, ledger),
+        "privacy": None if experiment.privacy is None else _privacy(federation, experiment.privacy, ledger),
         "participants": federation.partition.clients,
         "notes": list(notes(federation.task.learner.network)),
         "dropped_updates": sum(len(line["dropped"]) for line in history),
@@ -202,12 +207,16 @@ def summarise(
     }
     if "worst_loss" in last:
         result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
+    if isinstance(federation.scheme, Described):
+        result |= federation.scheme.constants(federation.task, parallel)
     return result
 
 
-def _privacy(asked: Privacy, ledger: Ledger) -> dict[str, Any]:
-    """What the rounds that ran have cost, and which noise they had."""
-    return {**spent(ledger, asked.delta, asked.accountant).to_dict(), "noise": asked.noise}
+def _privacy(federation: Federation, asked: Privacy, ledger: Ledger) -> dict[str, Any]:
+    """What the rounds that ran have cost, which noise they had, and whose data is promised something."""
+    noise = federation.scheme.release(federation.task).mechanism.removesuffix("-sum")
+    unit = protected_unit(federation.scheme)
+    return {**spent(ledger, asked.delta, asked.accountant).to_dict(), "noise": noise, "unit": unit}
 
 
 def peak_memory() -> int:

@@ -79,7 +79,9 @@ def fixed_cohort(experiment: Experiment, clients: int) -> int:
 
 
 def how_sampled(experiment: Experiment, clients: int) -> Sampling:
-    """The experiment's sampling, as the accountant takes it."""
+    """How the experiment samples its clients, as the accountant takes it."""
+    if experiment.scheme.everyone:
+        return FixedSize(clients, clients)
     if experiment.sampling == "poisson":
         return Poisson(experiment.fraction)
     return FixedSize(fixed_cohort(experiment, clients), clients)

@@ -44,7 +44,7 @@ from discreet.results import Best, Run, summarise
 from discreet.rounds import play_round
 from discreet.runs import Checkpoint, RunFolder, check_out, open_run
 from discreet.sampling import attend
-from discreet.schemes.base import Confined
+from discreet.schemes.base import Confined, releases_a_round
 from discreet.sums import Tally, answer, check_releases
 
 Metrics = dict[str, Any]
@@ -131,7 +131,7 @@ def simulate(
                 folder.save(_checkpoint(federation, progress))
             if on_round:
                 on_round(metrics, experiment.rounds)
-        result = summarise(federation, history, progress.best, progress.ledger)
+        result = summarise(federation, history, progress.best, progress.ledger, parallel)
         if folder:
             folder.finish(result)
     vector = federation.scheme.vector(progress.state)
@@ -151,8 +151,12 @@ def simulate(
 
 def _is_over(federation: Federation, progress: Progress) -> bool:
     """Whether all rounds are played, or one more would pass the privacy budget."""
-    spent = federation.releases is not None and progress.ledger.releases >= federation.releases
-    return spent or progress.round >= federation.experiment.rounds
+    if progress.round >= federation.experiment.rounds:
+        return True
+    if federation.releases is None:
+        return False
+    one_more = progress.ledger.releases + releases_a_round(federation.scheme, federation.task)
+    return one_more > federation.releases
 
 
 def _patience_is_over(experiment: Experiment, progress: Progress) -> bool:
@@ -265,7 +269,9 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
     ledger = progress.ledger
     if task.promise is not None:
         metrics["released"] = tally.released
-        ledger = ledger.add(scheme.release(task), int(tally.released))
+        ledger = ledger.add(scheme.release(task), tally.released * releases_a_round(scheme, task))
+    elif not tally.released:
+        metrics["released"] = False  # too few were left to unmask the sum
     after = replace(progress, round=number, state=state, kept=kept, ledger=ledger)
     if number % experiment.eval_every == 0 or _is_over(federation, after):
         after = _evaluate(federation, after, metrics, parallel)
@@ -276,7 +282,7 @@ def _remedy(scheme: object) -> str:
     rates = [
         f"scheme.{name} (now {value})"
         for name, value in vars(scheme).items()
-        if name.endswith("learning_rate")
+        if name in ("learning_rate", "server_learning_rate")
     ]
     return "lower " + " or ".join(rates)
 

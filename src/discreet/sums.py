@@ -21,8 +21,9 @@ from discreet.errors import ConfigError, LocalProtocolError, RoundAborted
 from discreet.evaluation import Map
 from discreet.preparation import Federation
 from discreet.privacy.promise import Promise
+from discreet.privacy.releases import FixedSize
 from discreet.rounds import Ask
-from discreet.sampling import Attendance
+from discreet.sampling import Attendance, how_sampled
 from discreet.schemes.base import Contribution, Fused, Scope, Total
 from discreet.secure.groups import accumulate, decode, encode, lifted, wire_bytes, zeros
 from discreet.secure.masking import (
@@ -39,6 +40,11 @@ from discreet.secure.shared_sum import SharedSum
 CORRUPT = 0.1
 """Share of a cohort that may collude with the server without learning more than the sum; at least so much is planned
 for, and as many clients as `privacy.assumed_dishonest` where that is more: who cheats with noise may collude too."""
+
+
+SILENT = 1 / 3
+"""Share of a cohort that a masked sum can lose where no noise has to be in it, or a few less if the cohort is small. The
+threshold is then above (K + colluders) / 2, where a server that lies about dropouts learns nothing by it."""
 
 
 class Tally:
@@ -212,7 +218,7 @@ def _masked(
     dropouts: dict[Stage, list[int]] = {stage: there.silent(stage) for stage in STAGES}
     dropouts[Stage.MASK] = there.drawn[unsent].tolist()  # whoever has nothing to send is silent from here on
     try:
-        graph = _graph(federation.task.promise, len(there.drawn))
+        graph = masking_graph(federation.task.promise, len(there.drawn))
         total = masked_sum(
             vectors,
             ring.bits,
@@ -231,14 +237,15 @@ def _masked(
     return Total(torch.from_numpy(ring.lift(total.values)), len(total.survivors))
 
 
-def _graph(promise: Promise | None, clients: int) -> GraphPlan:
+def masking_graph(promise: Promise | None, clients: int) -> GraphPlan:
     """Who masks with whom in a cohort of this size, for the dropouts and the colluders that are allowed for.
 
     Raises:
         ConfigError: the cohort is too small for them.
     """
     if promise is None:
-        return plan_graph(clients, dropout=0.0, corrupt=CORRUPT)
+        gone = max(0, min(math.floor(SILENT * clients + 1e-9), clients - math.ceil(CORRUPT * clients) - 2))
+        return plan_graph(clients, dropout=gone / clients, corrupt=CORRUPT)
     corrupt = max(CORRUPT, min(promise.assumed_dishonest, clients - 1) / clients)
     return plan_graph(clients, dropout=promise.dropout_tolerance, corrupt=corrupt)
 
@@ -251,17 +258,26 @@ def check_releases(federation: Federation) -> None:
             too few are left.
     """
     experiment, promise = federation.experiment, federation.task.promise
-    if promise is None:
-        return
     masked = experiment.secure == "masked"
-    cohort = max(1, round(promise.expected_cohort))
-    if masked and experiment.sampling == "fixed":
-        _graph(promise, cohort)
-    tolerance = promise.dropout_tolerance
+    if promise is None and not masked:
+        return
+    drawn = how_sampled(experiment, federation.partition.clients)
+    share = 1.0 if experiment.scheme.everyone else drawn.fraction
+    cohort = max(1, round(share * federation.partition.clients))
+    if masked and isinstance(drawn, FixedSize):
+        masking_graph(promise, cohort)
     chance = experiment.dropouts.silent if masked else experiment.dropouts.lost
     typical = dropouts_at_most(cohort, chance, 0.5)
+    tolerance = SILENT if promise is None else promise.dropout_tolerance
     if not chance or (chance <= tolerance + 1e-9 and typical <= _spare(promise, cohort, masked)):
         return
+    if promise is None:
+        raise ConfigError(
+            "dropouts",
+            f"{chance:.2%} of a round",
+            f"rates at which most masked rounds of {cohort} clients lose no more than "
+            f"{max(0, _spare(None, cohort, masked))} of them, or secure = none",
+        )
     advice = f"lower rates, or more than {cohort} clients a round"
     for failing, often in ((0.05, "19 of 20"), (1e-3, "999 of 1,000")):
         most = dropouts_at_most(cohort, chance, failing)
@@ -275,14 +291,13 @@ def check_releases(federation: Federation) -> None:
     )
 
 
-def _spare(promise: Promise, cohort: int, masked: bool) -> int:
+def _spare(promise: Promise | None, cohort: int, masked: bool) -> int:
     """How many of a round's clients may fall silent; below 0 if its sum is never released."""
     try:
-        if masked:
-            _graph(promise, cohort)
+        spare = masking_graph(promise, cohort).dropped if masked else cohort
     except ConfigError:
         return -1
-    return cohort - promise.needed(cohort)
+    return spare if promise is None else cohort - promise.needed(cohort)
 
 
 def _contribute(

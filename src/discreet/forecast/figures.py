@@ -16,9 +16,9 @@ from discreet.schemes import SCHEMES, DPSignFed
 from discreet.schemes.base import Phase, Task
 from discreet.schemes.private import promise_of
 from discreet.secure.groups import Reals, Signs, wire_bytes
-from discreet.secure.masking import GraphPlan, plan_graph
+from discreet.secure.masking import GraphPlan
 from discreet.secure.ring import Ring
-from discreet.sums import CORRUPT
+from discreet.sums import masking_graph
 
 PAPER_RULE = 'dp-signfed, modulus = "paper"'
 """How the row of DP-SignFed under the paper's rule is called."""
@@ -91,9 +91,8 @@ def _by_pld(ledger: Ledger, delta: float) -> Spent | None:
 
 def _graph(cohort: int, promise: Promise) -> GraphPlan | None:
     """Who masks with whom in such a cohort; None if it is too small."""
-    corrupt = max(CORRUPT, min(promise.assumed_dishonest, cohort - 1) / cohort)
     try:
-        return plan_graph(cohort, dropout=promise.dropout_tolerance, corrupt=corrupt)
+        return masking_graph(promise, cohort)
     except ConfigError:
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,8 @@ def subject(
         probe = _any_inputs(shape)
     else:
         raise LocalProtocolError(f"the inputs of {chosen.name} are not known")
+    if chosen.task == "reconstruct":
+        shape, classes = replace(shape, outputs=prod(shape.inputs)), False
     network = models.build(
         experiment.model.name,
         shape=shape.inputs,

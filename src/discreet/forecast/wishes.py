@@ -10,6 +10,7 @@ from typing import Any, Literal
 from discreet.config import Data, Experiment, Model, Privacy
 from discreet.errors import ConfigError
 from discreet.schemes import DPSignFed
+from discreet.schemes.base import RecordLevel
 
 MOST_ROUNDS = 1_000_000
 """Where a budget is given and no number of rounds: at most so many are looked for."""
@@ -132,6 +133,12 @@ def _alone(asked: Wishes) -> Experiment:
 
 def _changed(asked: Wishes, experiment: Experiment) -> Experiment:
     """The experiment with what is wished in place of what it says."""
+    if isinstance(experiment.scheme, RecordLevel):
+        raise ConfigError(
+            "scheme.name",
+            experiment.scheme_name,
+            "a scheme in which clients send something: one party trains alone here, and its run says what it costs",
+        )
     clients, fraction = _drawn(asked, experiment.data.clients, experiment.fraction)
     return replace(
         experiment,

@@ -95,17 +95,15 @@ def summary_table(runs: Sequence[Summary]) -> Markup:
 
 def privacy_table(runs: Sequence[Summary]) -> Markup | None:
     """Epsilon with all that gives it a meaning, for the runs that spent any; None if no run did."""
-    keys = ("epsilon", "delta", "noise_multiplier", "adjacency", "accountant")
-    head = [
-        _head(label, numeric=at in (1, 2, 3))
-        for at, label in enumerate(("Run", "Epsilon", "Delta", "Noise multiplier", "Adjacency", "Accountant"))
-    ]
+    keys = ("epsilon", "delta", "noise_multiplier", "unit", "adjacency", "accountant")
+    labels = ("Run", "Epsilon", "Delta", "Noise multiplier", "Promised to a", "Adjacency", "Accountant")
+    head = [_head(label, numeric=at in (1, 2, 3)) for at, label in enumerate(labels)]
     rows = []
     for index, run in enumerate(runs):
         if run.privacy:
             cells = [tag("th", run_label(index, run), scope="row")]
             for key in keys:
-                value = run.privacy.get(key)
+                value = run.privacy.get(key, "client" if key == "unit" else None)  # older runs had no other
                 shown = value if isinstance(value, str) else number(value)
                 cells.append(_cell(shown, numeric=key in keys[:3]))
             rows.append(tag("tr", cells))

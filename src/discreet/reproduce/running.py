@@ -149,10 +149,8 @@ def is_finished(path: Path, asked: Experiment) -> bool:
 def _expected(asked: Experiment) -> dict[str, Any]:
     """The settings that a run folder is to have, as far as they are known."""
     table = to_table(asked)
-    if not asked.scheme.private:
-        table["secure"] = "none"
-    elif asked.secure == "auto":
-        table["secure"] = "masked"
+    if asked.secure == "auto":
+        table["secure"] = "masked" if asked.scheme.private and asked.scheme.modular else "none"
     for key in ("path", "test_path"):
         if key in table["data"]:
             table["data"][key] = os.path.abspath(table["data"][key])

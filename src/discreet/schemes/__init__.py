@@ -7,6 +7,7 @@ from typing import Any
 
 from discreet.schemes.confined import ConfinedGradientDescent
 from discreet.schemes.dp_fedavg import DPFedAvg
+from discreet.schemes.dp_sgd import DPSGD
 from discreet.schemes.dp_signfed import DPSignFed
 from discreet.schemes.fedavg import FedAvg, FedSGD
 from discreet.schemes.references import Centralized, Local
@@ -20,10 +21,12 @@ SCHEMES: Mapping[str, type[Any]] = {
     "signfed": SignFed,
     "dp-fedavg": DPFedAvg,
     "dp-signfed": DPSignFed,
+    "dp-sgd": DPSGD,
     "cgd": ConfinedGradientDescent,
 }
 
 __all__ = [
+    "DPSGD",
     "SCHEMES",
     "Centralized",
     "ConfinedGradientDescent",

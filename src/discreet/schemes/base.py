@@ -10,6 +10,7 @@ those come as arguments, so that the same object serves a simulation of a thousa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -172,7 +173,7 @@ class Scheme(Protocol[StateT, PayloadT]):
         ...
 
     def release(self, task: Task) -> Released | None:
-        """What a round gives out; None if the scheme promises no differential privacy."""
+        """What a round gives out; None if the scheme promises no differential privacy. See also `RecordLevel`."""
         ...
 
 
@@ -209,6 +210,34 @@ class Confined(Protocol):
 
     def confined(self, task: Task, state: Any, participant: int) -> Tensor:
         """The participant's model, shape (n,)."""
+        ...
+
+
+@runtime_checkable
+class RecordLevel(Protocol):
+    """A private scheme whose promise is about one record, not about one client's whole data."""
+
+    def releases(self, task: Task) -> int:
+        """How often a round gives out what `release` says: of all other schemes, once."""
+        ...
+
+
+def releases_a_round(scheme: object, task: Task) -> int:
+    """How many releases a round of a private scheme is."""
+    return scheme.releases(task) if isinstance(scheme, RecordLevel) else 1
+
+
+def protected_unit(scheme: object) -> Literal["client", "record"]:
+    """Whose data the promise of a private scheme is about."""
+    return "record" if isinstance(scheme, RecordLevel) else "client"
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A scheme of which a simulation can tell figures that no round changes."""
+
+    def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
+        """The figures, by the names they have in ``result.json``; None for what this task has not."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -12,8 +13,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.checked import plain
-from discreet.cohort import Cohort
+from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError
+from discreet.evaluation import Evaluation, Map
 from discreet.privacy.releases import Released
 from discreet.schemes import clipping
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
@@ -156,6 +158,15 @@ class DPFedAvg(SharedModel, ServerStep, LocalTraining):
             share = float(values[-1]) / (2 * self.answer(task) * expected) + 0.5
             clip_norm = clipping.adapted(clip_norm, share, self.clip_quantile, self.clip_learning_rate)
         return ClippedModel(vector, _scalar(clip_norm))
+
+    def evaluate(
+        self, task: Task, state: GlobalModel, kept: dict[int, Tensor], examples: Examples, parallel: Map
+    ) -> Evaluation:
+        """How good the global model is; with what the clip norm has come to."""
+        found = super().evaluate(task, state, kept, examples, parallel)
+        if isinstance(state, ClippedModel):
+            found = replace(found, extras={"clip_norm": float(state.clip_norm)})
+        return found
 
     def release(self, task: Task) -> Released:
         """One noisy sum: of updates, of their norms' ranges, or of updates with the answers.

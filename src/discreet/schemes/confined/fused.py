@@ -107,9 +107,13 @@ def prepare(
 
     for _ in parallel(fill, range(rows)):
         pass
-    _, targets = cohort.examples.gather(indices.to(device))
+    inputs = inputs.to(device)
+    if cohort.examples.reconstructs and columns == 1:
+        targets = inputs[:, :, 0, : cut.features]  # the same numbers again: they are many
+    else:
+        _, targets = cohort.examples.gather(indices.to(device))
     return Kept(
-        inputs=inputs.to(device),
+        inputs=inputs,
         targets=targets,
         weights=whole.weights.view(rows * pieces, length).to(device),
         hidden=None if hidden is None else hidden.to(device),

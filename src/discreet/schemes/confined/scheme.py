@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass as frozen
 from typing import ClassVar, Literal
 
@@ -18,7 +19,7 @@ from discreet.errors import ConfigError, LocalProtocolError
 from discreet.evaluation import Evaluation, Map
 from discreet.privacy.releases import Released
 from discreet.schemes.base import Contribution, Phase, Task, Total
-from discreet.schemes.confined import fused, judged, participants
+from discreet.schemes.confined import fused, judged, participants, theory
 from discreet.schemes.confined.layout import Layout, layout_of
 from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import CommonStep, Displacement
@@ -264,6 +265,27 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         return judged.evaluate(
             task, self.layout(task), self, state, examples, self.evaluated, not self._alone(task), parallel
         )
+
+    def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
+        """How far confined models lie from the mean of their column, and theorem 1's epsilon where there are only rows.
+
+        No party knows them; a simulation does.
+        """
+        layout, grid = self.layout(task), _grid(task)
+
+        def draw(participant: int) -> Tensor:
+            column = participant % grid.columns
+            length = task.parameters if layout is None else layout.own_length(column)
+            return self.draw(task.randomness, participant, length)
+
+        columns = [
+            theory.spread_of(draw, range(column, grid.participants, grid.columns), parallel)
+            for column in range(grid.columns)
+        ]
+        return {
+            "spread": math.sqrt(sum(one.rms**2 for one in columns) / grid.columns),
+            "theorem_epsilon": columns[0].epsilon if grid.columns == 1 else None,
+        }
 
     # ---- adding up without writing single contributions down
 
