@@ -194,6 +194,8 @@ def setting(*settings, source="digits-fedavg"):
         ("data.standardise=false", lambda e: e.data.standardise is False),
         ("model.widths=[30, 20]", lambda e: e.model.options == {"widths": [30, 20]}),
         ("model.name=own.module:make", lambda e: e.model.name == "own.module:make"),
+        # another model has other options
+        ("model.name=linear", lambda e: (e.model.name, e.model.options) == ("linear", {})),
         ("engine.workers=auto", lambda e: e.engine.workers == "auto"),
         ("engine.workers=2", lambda e: e.engine.workers == 2),
         (
@@ -390,7 +392,9 @@ def experiments(draw):
         privacy = None
     return Experiment(
         privacy=privacy,
-        secure=draw(st.sampled_from(["auto", "none", "masked"] if privacy else ["auto", "none"])),
+        secure=draw(
+            st.sampled_from(["auto", "none", "masked"] if privacy and SCHEMES[name].modular else ["auto", "none"])
+        ),
         scheme=SCHEMES[name](**{key: value for key, value in values.items() if key in fields}),
         data=Data(
             name="mnist",

@@ -182,14 +182,15 @@ RATES = st.one_of(
     st.sampled_from([{}, {"sampling": "poisson", "fraction": 0.9}]),
 )
 def test_masked_sums_of_whoever_is_left_equal_plain_ones(name, rates, seed, drawn):
-    """In a complete graph of K clients the threshold is what the tolerance leaves: half, rounded down."""
+    """Half of K clients, rounded down, may be lost. Where more fall silent in all, but the last in unmask, it depends."""
     chosen = {"privacy": HALF, "dropouts": Dropouts(**rates), "seed": seed, "rounds": 2, **drawn}
     clear, masked = (run(name, secure=secure, **chosen) for secure in ("none", "masked"))
     there = [attend(masked.experiment, len(SIZES), round) for round in (1, 2)]
     for one, plain, line in zip(there, clear.metrics, masked.metrics, strict=True):
         size, silent = len(one.drawn), one.lost + len(one.silent(Stage.UNMASK))
         assert plain["released"] == (one.lost <= size // 2)
-        assert line["released"] == (silent <= size // 2)
+        if silent <= size // 2 or one.lost > size // 2:
+            assert line["released"] == plain["released"]
     if [line["released"] for line in clear.metrics] == [line["released"] for line in masked.metrics]:
         for line in (*clear.metrics, *masked.metrics):
             del line["uplink_bytes"], line["downlink_bytes"]
@@ -217,8 +218,8 @@ def test_workers_and_a_schemes_own_sums_change_nothing(monkeypatch):
 
 
 def test_masked_sums_without_noise_bear_a_third_of_a_cohort():
-    """Of 8 clients 2 may be lost, one that has no examples included; additive sums give the plain sum of integers."""
-    chosen = {"rounds": 10, "dropouts": Dropouts(mask=0.15, unmask=0.05), "seed": 3}
+    """Of 8 clients 2 may be lost, one without examples counts as one; additive sums give the plain sum of integers."""
+    chosen = {"rounds": 10, "dropouts": Dropouts(share=0.05, mask=0.15), "seed": 4}
     for sizes, empty in (([5] * 8, 0), ([5] * 7 + [0], 1)):
         masked = run("cgd", sizes=sizes, secure="masked", **chosen)
         there = [attend(masked.experiment, 8, round) for round in range(1, 11)]
@@ -238,6 +239,14 @@ def test_masked_sums_without_noise_bear_a_third_of_a_cohort():
         ConfigError, match=r"rates at which most masked rounds of 8 clients lose no more than 2"
     ):
         run("cgd", sizes=[5] * 8, secure="masked", dropouts=Dropouts(mask=0.35))
+
+
+@pytest.mark.parametrize(("seed", "round"), [(3, 2), (6, 4), (11, 1)])
+def test_more_losses_than_planned_end_a_masked_round_even_where_it_could_be_unmasked(seed, round):
+    """With these seeds every secret has shares enough, but the graph was planned to hide clients while 6 are left."""
+    chosen = {"rounds": round, "seed": seed, "dropouts": Dropouts(mask=0.27)}
+    line = run("cgd", sizes=[5] * 8, secure="masked", **chosen).metrics[-1]
+    assert line["lost"] > 2 and line["released"] is False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -347,7 +356,7 @@ def test_a_round_in_which_everybody_is_lost_leaves_the_model():
 @pytest.mark.parametrize(("secure", "step"), [("none", "mask"), ("masked", "share"), ("masked", "unmask")])
 @pytest.mark.parametrize("name", PRIVATE)
 def test_rounds_that_lose_too_many_are_not_released_and_cost_nothing(name, secure, step, monkeypatch):
-    """A quarter of 8 clients may be lost: 2."""
+    """A quarter of 8 clients may be lost: 2. Each has 4 neighbours, and 3 of 5 shares unmask what it sent."""
     states, real = [], SCHEMES[name].evaluate
 
     def evaluate(self, task, state, *others, **more):
@@ -357,9 +366,12 @@ def test_rounds_that_lose_too_many_are_not_released_and_cost_nothing(name, secur
     monkeypatch.setattr(SCHEMES[name], "evaluate", evaluate)
     chosen = {"privacy": QUARTER, "rounds": 12, "secure": secure, "dropouts": Dropouts(**{step: 0.24})}
     result = run(name, **chosen)
-    released = [all_gone <= 2 for _, all_gone in gone(result.experiment, len(SIZES), 12)]
+    released = [line["released"] for line in result.metrics]
     assert {True, False} == set(released)
-    assert [line["released"] for line in result.metrics] == released
+    for seen, (lost, silent) in zip(released, gone(result.experiment, len(SIZES), 12), strict=True):
+        assert seen or silent > 2
+        # of fewer than 3 who are left to answer, no secret's shares are enough
+        assert not (seen and (lost > 2 or silent > 5))
     before = federation(name, DATA).task.initial()
     for state, seen in zip(states, released, strict=True):
         assert torch.equal(state, before) == (not seen)

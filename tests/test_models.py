@@ -61,8 +61,8 @@ def perturbed(network: Network, lanes: int) -> Tensor:
 # --- the built-in models -------------------------------------------------------------------------------------
 
 
-def test_the_table_holds_the_four_models() -> None:
-    assert set(MODELS) == {"linear", "mlp", "cnn", "text"}
+def test_the_table_holds_the_models() -> None:
+    assert set(MODELS) == {"linear", "mlp", "cnn", "text", "autoencoder"}
 
 
 @pytest.mark.parametrize(

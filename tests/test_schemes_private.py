@@ -78,8 +78,9 @@ def given_changes(fed, changes, accepted=None):
     return given, given.elements - noise
 
 
-def test_these_are_all_the_private_schemes():
-    assert [name for name, kind in SCHEMES.items() if kind.private] == PRIVATE
+def test_these_are_all_the_schemes_whose_clients_add_noise():
+    # tests/test_schemes_dp_sgd.py has the one in which a single party does
+    assert [name for name, kind in SCHEMES.items() if kind.private and not kind.pooled] == PRIVATE
 
 
 # ---- what is summed, with the noise taken off
@@ -338,7 +339,7 @@ def test_the_result_s_epsilon_is_the_accountant_s_for_the_rounds_that_ran(
     fed = federation(name, DATA, **chosen)
     released = Released(drawn, DiscreteGaussianSum(2.0, norm_of(fed), fed.task.parameters, shares))
     wanted = spent(Ledger().add(released, rounds), 1e-3)
-    assert result.result["privacy"] == {**wanted.to_dict(), "noise": "discrete-gaussian"}
+    assert result.result["privacy"] == {**wanted.to_dict(), "noise": "discrete-gaussian", "unit": "client"}
     assert 0 < result.result["privacy"]["epsilon"] < math.inf
 
 

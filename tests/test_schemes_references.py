@@ -1,13 +1,16 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from discreet import simulate
+from discreet import preparation, simulate
 from discreet.data.partition import Partition
+from discreet.evaluation import evaluate
 from discreet.schemes import Centralized, FedAvg, Local
-from discreet.training import draw_batches
-from federations import SIZES, dataset, deal, experiment, federation
+from discreet.training import draw_batches, train
+from federations import SIZES, dataset, deal, experiment, federation, scheme
 
 DATA = dataset()
 SETTINGS = {"epochs": 2, "batch_size": 8, "learning_rate": 0.2}
@@ -125,3 +128,44 @@ def test_a_local_model_that_becomes_nan_is_kept_as_it_was():
     given = fed.scheme.contribute(fed.task, phase, fed.scheme.init(fed.task), (), cohort)
     assert given.accepted.tolist()[1] is False
     assert torch.equal(given.kept[1], cohort.kept[1])
+
+
+def test_who_holds_some_features_trains_and_is_judged_on_those_alone():
+    """As if the others had never been there: the same as data in which they are 0."""
+    data, rows = dataset(), deal()
+    columns = (np.array([0, 2, 5]), np.array([1, 3, 4]))
+    split = Partition(rows.order, rows.offsets, columns)
+    chosen = scheme("local")
+    found = simulate(experiment(chosen), data=data, partition=split)
+    assert found.result["participants"] == 16
+    alone = []
+    for column, features in enumerate(columns):
+        blind = dataclasses.replace(
+            data, **{part: hidden(getattr(data, part), features) for part in ("train", "test")}
+        )
+        fed = preparation.prepare(experiment(chosen), blind, rows)
+        for row in range(rows.clients):
+            # the streams of client row * 2 + column, on the examples of row
+            cohort = dataclasses.replace(fed.cohort(np.array([row]), 1, {}), ids=np.array([row * 2 + column]))
+            vector = fed.task.initial()
+            for number in range(1, 4):
+                now = dataclasses.replace(cohort, round=number)
+                vector = vector + train(fed.task.learner, chosen, vector, now, fed.task.randomness).changes[0]
+            if len(cohort.indices[0]):
+                alone.append(evaluate(fed.task.learner, vector, blind.test))
+    last = found.metrics[-1]
+    assert last["loss"] == pytest.approx(np.mean([one.loss for one in alone]), rel=1e-5)
+    assert last["worst_accuracy"] == pytest.approx(min(one.accuracy for one in alone))
+
+
+def hidden(examples, features):
+    inputs = torch.zeros_like(examples.inputs)
+    inputs[:, features] = examples.inputs[:, features]
+    return dataclasses.replace(examples, inputs=inputs)
+
+
+def test_some_participants_may_stand_for_all():
+    run = simulate(experiment(scheme("local", trained=3)), data=dataset(), partition=deal())
+    # of 8, evenly spread: 0, 4 (half to even: 3.5 is 4) and 7
+    assert all(line["participants"] == 3 for line in run.metrics)
+    assert run.checkpoint.facts["kept"] == [0, 4, 7]

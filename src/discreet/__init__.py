@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from discreet.config import Data, Engine, Experiment, Model, Privacy
+    from discreet.config import Data, Dropouts, Engine, Experiment, Model, Privacy
     from discreet.data.dataset import Dataset
     from discreet.data.partition import Partition
     from discreet.data.sources import load
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         DPSGD,
         SCHEMES,
         Centralized,
+        ConfinedGradientDescent,
         DPFedAvg,
         DPSignFed,
         FedAvg,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Data": "discreet.config",
+    "Dropouts": "discreet.config",
     "Engine": "discreet.config",
     "Experiment": "discreet.config",
     "Model": "discreet.config",
@@ -62,6 +64,7 @@ _PLACES = {
     "Run": "discreet.results",
     "SCHEMES": "discreet.schemes",
     "Centralized": "discreet.schemes",
+    "ConfinedGradientDescent": "discreet.schemes",
     "DPFedAvg": "discreet.schemes",
     "DPSGD": "discreet.schemes",
     "DPSignFed": "discreet.schemes",
@@ -77,6 +80,7 @@ __all__ = [
     "SCHEMES",
     "Centralized",
     "ConfigError",
+    "ConfinedGradientDescent",
     "DPFedAvg",
     "DPSignFed",
     "Data",
@@ -84,6 +88,7 @@ __all__ = [
     "Dataset",
     "DiscreetError",
     "Diverged",
+    "Dropouts",
     "Engine",
     "Experiment",
     "FedAvg",

@@ -146,6 +146,14 @@ class Cohort:
         """Shape (K,): how many examples each participant holds."""
         return np.array([len(rows) for rows in self.indices], dtype=np.int64)
 
+    @property
+    def visible(self) -> Tensor | None:
+        """Shape (K, *input): 1 where a participant holds an input feature, else 0; None where all hold all."""
+        if self.features is None:
+            return None
+        shape = self.examples.inputs.shape[1:]
+        return torch.stack([seen(features, shape) for features in self.features])
+
     def select(self, places: slice) -> Cohort:
         """The participants at some places of this cohort."""
         return replace(
@@ -162,3 +170,10 @@ class Cohort:
         """The cohort in pieces of at most `size` participants, in order."""
         for start in range(0, len(self), size):
             yield self.select(slice(start, start + size))
+
+
+def seen(features: NDArray[np.integer[Any]], shape: torch.Size) -> Tensor:
+    """Of inputs of some shape, 1 for these features, counted in the order of their places, else 0; uint8."""
+    mask = torch.zeros(shape, dtype=torch.uint8)
+    mask.view(-1)[torch.from_numpy(np.asarray(features, dtype=np.int64))] = 1
+    return mask

@@ -7,6 +7,7 @@ line that names the key and says what would be right.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -20,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from discreet.augment import AUGMENTATIONS
 from discreet.checked import plain
 from discreet.data.partitions import PARTITIONS
-from discreet.data.sources import SOURCES
+from discreet.data.sources import SOURCES, Features
 from discreet.errors import ConfigError
 from discreet.losses import LOSSES
 from discreet.models import MODELS
@@ -48,6 +49,8 @@ class Data:
         client_column: the column that says whose row it is (tables, with ``partition = "column"``).
         test_fraction: share of the rows that is held for testing where the data has no test set of its own.
         standardise: scale the columns of a table to mean 0 and variance 1.
+        features: of images: ``none`` for the images themselves; ``scattering`` for vectors of wavelet coefficients,
+            which are public (`discreet.data.scattering`).
         image_size: side in pixels to which the user's own images are scaled; 0 for as they are.
         min_faces: of ``lfw``: people with fewer images are left out.
         max_tokens, vocabulary: of a text: how many tokens are kept, and how many token numbers there are.
@@ -71,6 +74,7 @@ class Data:
     ignore: list[str] = Field(default_factory=list)
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     standardise: bool = True
+    features: Features = "none"
     image_size: int = Field(default=0, ge=0)
     min_faces: int = Field(default=20, ge=2)
     max_tokens: int = Field(default=256, ge=1)
@@ -132,7 +136,8 @@ class Privacy:
         delta: the chance left out of the promise, in (0, 1); below 1 / clients, or 1 / records, to mean anything.
         noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution
             (``dp-sgd``: of one record's).
-        noise: of clients (``dp-sgd`` adds continuous Gaussian noise): ``discrete-gaussian``, or ``skellam``: shares of which add up to Skellam noise exactly.
+        noise: ``discrete-gaussian``, or ``skellam``: shares of which add up to Skellam noise exactly. Only for noise
+            that clients add: that of ``dp-sgd`` is Gaussian.
         accountant: ``rdp``, ``pld``, or ``best`` of those that there are; for ``skellam`` there is only ``rdp``.
         dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
         assumed_dishonest: clients in a round who are taken to add no noise.
@@ -327,13 +332,15 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
     """The experiment as a nested table, complete: `from_table` gives the same experiment again.
 
     Only what older versions did not know is left out where it changes nothing, so that their runs can be resumed:
-    `dropouts` where nobody drops out, and the data's task where it is ``auto``.
+    `dropouts` where nobody drops out, the data's task where it is ``auto``, and its features where there are none.
     """
     table = _without_none(dataclasses.asdict(experiment))
     if experiment.dropouts == Dropouts():
         del table["dropouts"]
     if experiment.data.task == "auto":
         del table["data"]["task"]
+    if experiment.data.features == "none":
+        del table["data"]["features"]
     model = table["model"]
     table["model"] = {**{key: model[key] for key in ("name", "loss")}, **model["options"]}
     table["scheme"] = {"name": experiment.scheme_name, **table["scheme"]}
@@ -368,8 +375,8 @@ def load(source: str, settings: Iterable[str] = ()) -> Experiment:
         ConfigError: the file or preset does not exist, is not TOML, or holds a mistake.
     """
     table = parse(_text(source), source)
-    # the scheme first: its name clears the file's fields away, and not those that are set beside it
-    chosen = sorted(settings, key=lambda setting: _key(setting) != "scheme.name")
+    # names first: they clear the file's fields away, and not those that are set beside them
+    chosen = sorted(settings, key=lambda setting: _key(setting) not in ("scheme.name", "model.name"))
     for key in {_key(setting) for setting in chosen} & INSTEAD.keys():
         _remove(table, INSTEAD[key])
     for setting in chosen:
@@ -437,6 +444,11 @@ def _apply(table: dict[str, Any], setting: str) -> None:
         _known(key, value, SCHEMES)
         known = {field.name for field in dataclasses.fields(SCHEMES[value])}
         for stale in [name for name in place if name not in known]:
+            del place[stale]
+    if key == "model.name" and isinstance(value, str) and value in MODELS and place.get("name") != value:
+        # and another model has other options
+        takes = inspect.signature(MODELS[value]).parameters
+        for stale in [name for name in place if name not in ("name", "loss", *takes)]:
             del place[stale]
     place[last] = value
 

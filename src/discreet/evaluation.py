@@ -75,7 +75,11 @@ def evaluate_each(
     """Evaluate many models: the mean, and (of more than one) the worst, of their accuracies and losses."""
     if len(vectors) == 1:
         return evaluate(learner, vectors[0], examples, parallel)
-    found = list(parallel(lambda vector: evaluate(learner, vector, examples), vectors))
+    return combined(list(parallel(lambda vector: evaluate(learner, vector, examples), vectors)))
+
+
+def combined(found: Sequence[Evaluation]) -> Evaluation:
+    """The mean of some models' accuracies and losses, and the worst."""
     losses = [one.loss for one in found if one.loss is not None]
     accuracies = [one.accuracy for one in found if one.accuracy is not None]
     if not losses:

@@ -30,6 +30,7 @@ from discreet.data import partitions, sources
 from discreet.data.checks import check_dataset, check_partition
 from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
+from discreet.data.scattering import scattered
 from discreet.errors import ConfigError, LocalProtocolError
 from discreet.gradients import can_stack, choose_path, linear_layers
 from discreet.losses import Loss
@@ -135,6 +136,8 @@ def prepare(
         data = load_data(experiment, data_dir, on_data)
     else:
         check_dataset(data)
+        if experiment.data.features == "scattering":
+            data = scattered(data, on_data)
     holdout, own = _hold_out(experiment, data, streams)
     if partition is None:
         partition = deal(experiment, data, own, streams)
@@ -239,7 +242,7 @@ def _reconstructing(
         ConfigError: inputs are token numbers, or parts of them are not to be known to all participants of a row.
     """
     if data.vocabulary is not None:
-        raise ConfigError("data.task", "reconstruct", "auto for texts: token numbers are no values to come near to")
+        raise ConfigError("data.task", "reconstruct", "auto for texts: token numbers are no values")
     if partition.column_count > 1:
         raise ConfigError(
             "data.columns",
@@ -323,6 +326,7 @@ def load_data(
         min_faces=chosen.min_faces,
         max_tokens=chosen.max_tokens,
         vocabulary=chosen.vocabulary,
+        features=chosen.features,
         on_progress=on_data,
     )
 

@@ -62,8 +62,9 @@ def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64
     """The clients of a round, in rising order; its cost grows with their number and not with `clients`."""
     stream = Seeded(experiment.seed).stream(round, SERVER, "sampling")
     if experiment.scheme.everyone:
-        count = clients
-    elif experiment.sampling == "poisson":
+        some = min(getattr(experiment.scheme, "trained", 0), clients) or clients
+        return np.unique(np.linspace(0, clients - 1, some).round().astype(np.int64))
+    if experiment.sampling == "poisson":
         # a binomial number of clients, drawn without repetition, is each client on its own with that probability
         count = int(stream.binomial(clients, experiment.fraction))
     else:

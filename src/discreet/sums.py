@@ -43,8 +43,7 @@ for, and as many clients as `privacy.assumed_dishonest` where that is more: who 
 
 
 SILENT = 1 / 3
-"""Share of a cohort that a masked sum can lose where no noise has to be in it, or a few less if the cohort is small. The
-threshold is then above (K + colluders) / 2, where a server that lies about dropouts learns nothing by it."""
+"""Share of a cohort that a masked sum is planned to lose where no noise has to be in it; less if the cohort is small."""
 
 
 class Tally:
@@ -131,9 +130,7 @@ def answer(
         tally.downlink += drawn * _tensor_bytes(ask.payload)
     if isinstance(scheme, Fused) and len(ids) and scheme.fuses(federation.task):
         cohort = federation.cohort(ids, ask.round, kept, drawn)
-        total, given = scheme.subtotal(
-            federation.task, phase, ask.payload, ask.received, cohort, parallel
-        )
+        total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort, parallel)
         tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
         _keep(kept, cohort, given)
         return total
@@ -226,6 +223,7 @@ def _masked(
             degree=graph.degree,
             randomness=federation.task.randomness,
             dropouts=dropouts,
+            minimum_survivors=max(2, graph.clients - graph.dropped),  # for fewer, the graph was not planned
             cohort=there.drawn.tolist(),
             round=ask.round,
         )

@@ -241,7 +241,8 @@ def train(
         learner: model, loss and way of computing.
         plan: steps and optimizer.
         start: parameters, shape (n,), or (K, n) where each client starts from its own.
-        cohort: K clients; memory grows with K * n, so callers pass a few stacks at a time.
+        cohort: K clients; memory grows with K * n, so callers pass a few stacks at a time. One that holds some of the
+            features only sees the others as 0.
         randomness: streams of the run.
     """
     gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
@@ -274,9 +275,15 @@ def _train_stack(
     losses = torch.zeros(lanes, dtype=start.dtype, device=learner.device)
     taken = torch.tensor(batches.steps, device=learner.device)
     advance = _stepper(plan, gradient, stack)
+    visible = cohort.visible
+    if visible is not None:
+        padding = visible.new_zeros(lanes - len(cohort), *visible.shape[1:])
+        visible = torch.cat([visible, padding]).unsqueeze(1).to(learner.device)
     with torch.no_grad():
         for step in range(batches.indices.shape[1]):
             inputs, targets, weights = _batch(learner, cohort.examples, batches, step, start.dtype)
+            if visible is not None:
+                inputs = inputs * visible
             step_losses = advance(inputs, targets, weights, (batches.keys + step).to(learner.device))
             losses += torch.where(taken > step, step_losses, 0)
             if not uniform:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from discreet.data.scattering import feature_count
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ IMAGES: Mapping[str, Shape] = {
 }
 
 
-def shape_of(name: str, *, max_tokens: int, vocabulary: int, image_size: int = 0) -> Shape | None:
+def shape_of(
+    name: str, *, max_tokens: int, vocabulary: int, image_size: int = 0, features: str = "none"
+) -> Shape | None:
     """The shape of a data set; None where it takes reading the data to tell.
 
     Args:
@@ -38,7 +42,11 @@ def shape_of(name: str, *, max_tokens: int, vocabulary: int, image_size: int = 0
         max_tokens: to which texts are cut or padded.
         vocabulary: of texts.
         image_size: to which images are scaled; 0 for as they are.
+        features: in the place of images: ``none`` or ``scattering``.
     """
     if name == "imdb":
         return Shape((max_tokens,), 2, vocabulary)
-    return None if image_size else IMAGES.get(name)
+    images = None if image_size else IMAGES.get(name)
+    if images is None or features == "none":
+        return images
+    return replace(images, inputs=(feature_count(images.inputs),))

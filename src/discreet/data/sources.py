@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 from discreet.data.cache import prepared
 from discreet.data.dataset import Dataset, Kind, Progress, Reading, as_dataset, no_progress
@@ -13,8 +14,12 @@ from discreet.data.features import read_table
 from discreet.data.images import read_image_tree
 from discreet.data.named import named_sets, read_digits
 from discreet.data.places import find, roots
+from discreet.data.scattering import check_scattering, scattered
 from discreet.errors import ConfigError, DataError
 from discreet.names import did_you_mean
+
+Features = Literal["none", "scattering"]
+"""What a model is given in the place of images."""
 
 __all__ = ["SOURCES", "Dataset", "Found", "available", "load"]
 
@@ -80,6 +85,7 @@ def load(
     min_faces: int = 20,
     max_tokens: int = 256,
     vocabulary: int = 10_000,
+    features: Features = "none",
     on_progress: Progress | None = None,
 ) -> Dataset:
     """Loads a data set; a pure function of its arguments and the files.
@@ -107,10 +113,12 @@ def load(
         max_tokens: for ``imdb``, the length to which reviews are cut or padded.
         vocabulary: for ``imdb``, the number of token ids. The vocabulary is a public hash, see
             `discreet.data.text.Tokenizer`: nothing about anyone's words leaks by it.
-        on_progress: called as ``on_progress(done, total, what)`` while something slow is read.
+        features: ``scattering``: in the place of images, what `discreet.data.scattering` makes of them.
+        on_progress: called as ``on_progress(done, total, what)`` while something slow is read or computed.
 
     Raises:
         ConfigError: on an unknown name (with the nearest right one) or an argument that does not fit.
+        MissingExtra: `features` need a package that is not installed.
         DataError: if the set is not found, or a file is damaged or does not hold what it should.
     """
     source = _source(name)
@@ -122,8 +130,11 @@ def load(
             raise ConfigError(
                 f"data.{key}", str(value), f"none for data.name = {name!r}; it is for a table of your own"
             )
-    if name == "digits":
-        return as_dataset(name, source.kind, read_digits())
+    if features not in get_args(Features):
+        raise ConfigError("data.features", features, " or ".join(get_args(Features)))
+    if features == "scattering":
+        check_scattering(name, source.kind)
+        return scattered(_images(name, source.kind, path, data_dir, reading), reading.progress)
     if name == "table":
         arrays = read_table(
             _own_path(name, path),
@@ -136,12 +147,8 @@ def load(
             standardise=standardise,
         )
         return as_dataset(name, source.kind, arrays)
-    if name == "images":
-        folder = _own_path(name, path)
-        settings = {"image_size": reading.image_size, "test_fraction": test_fraction, "seed": seed}
-        return as_dataset(
-            name, source.kind, prepared(name, [folder], settings, lambda: read_image_tree(folder, reading))
-        )
+    if source.kind == "image":
+        return _images(name, source.kind, path, data_dir, reading)
     return _load_named(name, data_dir, reading)
 
 
@@ -170,6 +177,24 @@ def _digits() -> Found:
     package = find_spec("sklearn")
     path = None if package is None or package.origin is None else Path(package.origin).parent / "datasets"
     return Found("digits", path, 1437, 360, "comes with scikit-learn")
+
+
+def _images(
+    name: str, kind: Kind, path: Path | str | None, data_dir: Path | str | None, reading: Reading
+) -> Dataset:
+    if name == "digits":
+        return as_dataset(name, kind, read_digits())
+    if name != "images":
+        return _load_named(name, data_dir, reading)
+    folder = _own_path(name, path)
+    settings = {
+        "image_size": reading.image_size,
+        "test_fraction": reading.test_fraction,
+        "seed": reading.seed,
+    }
+    return as_dataset(
+        name, kind, prepared(name, [folder], settings, lambda: read_image_tree(folder, reading))
+    )
 
 
 def _load_named(name: str, data_dir: Path | str | None, reading: Reading) -> Dataset:

@@ -43,6 +43,7 @@ def subject(
         max_tokens=chosen.max_tokens,
         vocabulary=chosen.vocabulary,
         image_size=chosen.image_size,
+        features=chosen.features,
     )
     natural = chosen.partition == "column" and clients is None
     data = load_data(experiment, data_dir) if natural or (shape is None and parameters is None) else None

@@ -60,6 +60,7 @@ class _Privacy(_Checked):
     noise_multiplier: float | None = None
     accountant: str | None = None
     adjacency: str | None = None
+    unit: str | None = None
 
 
 class _Result(_Checked):

@@ -103,7 +103,9 @@ def privacy_table(runs: Sequence[Summary]) -> Markup | None:
         if run.privacy:
             cells = [tag("th", run_label(index, run), scope="row")]
             for key in keys:
-                value = run.privacy.get(key, "client" if key == "unit" else None)  # older runs had no other
+                value = run.privacy.get(key)
+                if key == "unit" and value is None:
+                    value = "client"  # older runs had no other
                 shown = value if isinstance(value, str) else number(value)
                 cells.append(_cell(shown, numeric=key in keys[:3]))
             rows.append(tag("tr", cells))

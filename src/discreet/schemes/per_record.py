@@ -23,8 +23,8 @@ from discreet.network import Network
 from discreet.probe import users_code
 from discreet.training import Learner
 
-NUMBERS_AT_ONCE = 1 << 24
-"""Of the gradients of single records, so many numbers are held at a time: 64 MiB in float32."""
+NUMBERS_AT_ONCE = 1 << 22
+"""Of the gradients of single records, so many numbers are held at a time, and some copies: 16 MiB in float32."""
 
 
 class Opacus(NamedTuple):

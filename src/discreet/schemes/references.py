@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.checked import plain
-from discreet.cohort import Cohort, Examples
-from discreet.evaluation import Evaluation, Map, evaluate_each
+from discreet.cohort import Cohort, Examples, seen
+from discreet.evaluation import Evaluation, Map, combined, evaluate, evaluate_each
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.secure.groups import Reals
 from discreet.training import HYPERPARAMETERS, LocalTraining, train
@@ -21,10 +23,16 @@ from discreet.training import HYPERPARAMETERS, LocalTraining, train
 class Local(SharedModel, LocalTraining):
     """Every participant trains alone, from a common start; nothing is ever sent.
 
-    All of them train in every round, whatever the experiment's fraction. The result is the mean, and the worst, over all participants' models: what federation has to beat. The optimizer
-    starts afresh each round, as a federated client's does.
+    All of them train in every round, whatever the experiment's fraction. The result is the mean, and the worst, over
+    all participants' models: what federation has to beat. The optimizer starts afresh each round, as a federated
+    client's does. Who holds some of the features only sees the others as 0, in training and when it is judged.
+
+    Attributes:
+        trained: so many participants, evenly spread, stand for all; 0 for all themselves.
     """
 
+    trained: int = Field(default=0, ge=0)
+    splits_columns: ClassVar[bool] = True
     everyone: ClassVar[bool] = True
     summary: ClassVar[str] = "each participant alone: what federation has to beat"
 
@@ -54,7 +62,16 @@ class Local(SharedModel, LocalTraining):
     ) -> Evaluation:
         """Mean and worst over the models of all who have trained; before that, the common start."""
         vectors = [kept[client] for client in sorted(kept)] or [state.vector]
-        return evaluate_each(task.learner, vectors, examples, parallel)
+        grid = task.grid
+        if grid is None or grid.features is None or not kept:
+            return evaluate_each(task.learner, vectors, examples, parallel)
+        features, shape = grid.features, examples.inputs.shape[1:]
+
+        def judge(client: int) -> Evaluation:
+            own = seen(features[client % len(features)], shape).to(examples.inputs.device)
+            return evaluate(task.learner, kept[client], replace(examples, inputs=examples.inputs * own))
+
+        return combined(list(parallel(judge, sorted(kept))))
 
 
 @plain("scheme.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -47,7 +48,9 @@ def evaluate(
     if layout is None:
         vectors = [start.draw(task.randomness, one, task.parameters) + state.displacement for one in chosen]
         found = evaluate_each(task.learner, vectors, examples, parallel)
-        return Evaluation(found.accuracy, found.loss, found.worst_accuracy, found.worst_loss, extras)
+        if len(vectors) == 1:  # who is alone is the worst, too
+            found = replace(found, worst_accuracy=found.accuracy, worst_loss=found.loss)
+        return replace(found, extras=extras)
     if not len(examples):
         return Evaluation(None, None, extras=extras)
     columns = layout.columns
@@ -82,11 +85,10 @@ def evaluate(
     right = np.array([one for some, _ in found_rows for one in some]) / len(examples)
     losses = torch.cat([one for _, one in found_rows]) / len(examples)
     classes = examples.targets.dim() == 1
-    several = len(chosen) > 1
     return Evaluation(
         float(right.mean()) if classes else None,
         float(losses.mean()),
-        float(right.min()) if classes and several else None,
-        float(losses.max()) if several else None,
+        float(right.min()) if classes else None,
+        float(losses.max()),
         extras,
     )

@@ -16,15 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
+from torch.func import grad, jacrev, vmap
 
 from discreet.cohort import Examples
-from discreet.evaluation import PIECE, Map
+from discreet.evaluation import Map
 from discreet.training import Learner
 
 AT_ONCE = 16
 """Participants whose models are drawn before their sum is handed on; the same whoever works on them."""
+
+PIECE = 4096
+"""Examples whose losses are worked out at once."""
+
+NEWTON_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +104,7 @@ def theorem_bound(epsilon: float, rounds: int, decay: float) -> float:
     return epsilon + 1 / reach + math.log(reach) / rounds
 
 
-def sure_bound(start: float, error: float, steps: Sequence[float], smoothness: float) -> float:
+def sure_bound(furthest: float, error: float, steps: Sequence[float], smoothness: float) -> float:
     """A bound on a participant's regret that holds for every convex loss with a Lipschitz gradient.
 
     Let G_k be the sum that all models step by, and e at least ``||G_k - gradient F(w_k^l)||`` (see `gradient_error`).
@@ -109,14 +114,14 @@ def sure_bound(start: float, error: float, steps: Sequence[float], smoothness: f
     * A step: ``d_{k+1}^2 = d_k^2 - 2 a_k <G_k, w_k^l - w*> + a_k^2 ||G_k||^2``.
     * F is beta-smooth: ``||gradient||^2 <= 2 beta F_k``, so ``||G_k||^2 <= 4 beta F_k + 2 e^2``.
 
-    Together, where ``a_k <= 1 / (4 beta)``: ``F_k <= (d_k^2 - d_{k+1}^2) / a_k + 2 e d_k + 2 a_k e^2``. A step along
-    the gradient itself leads no further from w*, so ``d_k <= D = d_1 + e sum(a)``. Steps do not grow, and the sum over
-    k of the first term is at most ``D^2 / a_T``:
+    Together, where ``a_k <= 1 / (4 beta)``: ``F_k <= (d_k^2 - d_{k+1}^2) / a_k + 2 e d_k + 2 a_k e^2``. Steps do not
+    grow, so the sum over k of the first term is at most ``D^2 / a_T``, with D the largest of the d_k:
 
         regret <= D^2 / (a_T T) + 2 e D + 2 e^2 mean(a)
 
     Args:
-        start: d_1, the distance of the participant's first model from a minimum.
+        furthest: D, the largest distance of the participant's models w_1 to w_T from a minimum. It is at most
+            ``d_1 + e sum(a)``, since a step along the gradient itself leads no further away.
         error: e, at least 0.
         steps: a_1 to a_T, above 0 and not growing.
         smoothness: beta, the Lipschitz constant of F's gradient.
@@ -129,10 +134,7 @@ def sure_bound(start: float, error: float, steps: Sequence[float], smoothness: f
         raise ValueError("steps: expected at least one, all above 0 and none above the one before it")
     if 4 * smoothness * sizes[0] > 1 + 1e-12:
         raise ValueError(f"a step of {sizes[0]:g}: expected at most 1 / (4 beta) = {0.25 / smoothness:g}")
-    furthest = start + error * sizes.sum()
-    return float(
-        furthest**2 / (sizes[-1] * len(sizes)) + 2 * error * furthest + 2 * error**2 * sizes.mean()
-    )
+    return float(furthest**2 / (sizes[-1] * len(sizes)) + 2 * error * furthest + 2 * error**2 * sizes.mean())
 
 
 def gradient_error(models: Tensor, smoothness: Sequence[float]) -> NDArray[np.float64]:
@@ -179,47 +181,46 @@ def losses_of(learner: Learner, models: Tensor, examples: Examples) -> Tensor:
         inputs = inputs.to(models.dtype)
         if targets.is_floating_point():
             targets = targets.to(models.dtype)
-        for place, model in enumerate(models):
-            total[place] += learner.loss(learner.network.apply(model, inputs), targets).sum(dtype=torch.float64)
+
+        def loss(model: Tensor, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            return learner.loss(learner.network.apply(model, inputs), targets).sum(dtype=torch.float64)
+
+        total += vmap(loss)(models)
     return total / len(examples)
 
 
-def minimum(learner: Learner, examples: Examples, tolerance: float = 1e-8) -> tuple[Tensor, float]:
-    """A minimum of a convex F by L-BFGS in double precision.
+def minimum(learner: Learner, examples: Examples, tolerance: float = 1e-10) -> tuple[Tensor, float]:
+    """A minimum of a convex F, by Newton's method in double precision from 0, for up to about a thousand parameters.
 
     Args:
         learner: the network and the loss.
         examples: all of them.
-        tolerance: of the gradient's largest coordinate. F is then wrong by its square over the smallest curvature,
-            about; below 1e-9 rounding ends the search.
+        tolerance: of the gradient's largest coordinate.
 
     Returns:
-        The parameters, shape (n,), float64, and F there.
+        The parameters, shape (n,), float64, and F there. Of several minima it is the one that Newton's method finds.
 
     Raises:
-        ValueError: the gradient does not get so small.
+        ValueError: the gradient does not get so small: F is not convex, or has no minimum, or not smooth enough.
     """
     inputs, targets = examples.gather(torch.arange(len(examples)))
     inputs = inputs.double()
     targets = targets.double() if targets.is_floating_point() else targets
 
-    def value_and_gradient(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        free = torch.from_numpy(at.copy()).requires_grad_()
-        value = learner.loss(learner.network.apply(free, inputs), targets).mean()
-        (gradient,) = torch.autograd.grad(value, free)
-        return float(value.detach()), gradient.numpy()
+    def value(at: Tensor) -> Tensor:
+        return learner.loss(learner.network.apply(at, inputs), targets).mean()
 
-    found, least = np.zeros(learner.network.count), math.inf
-    for _ in range(8):  # a restart forgets curvature that rounding has spoilt
-        ended = minimize(
-            value_and_gradient,
-            found,
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": 20_000, "maxfun": 40_000, "ftol": 0.0, "gtol": tolerance, "maxcor": 40},
-        )
-        found, least = ended.x, float(ended.fun)
-        steepest = float(np.abs(value_and_gradient(found)[1]).max())
-        if steepest <= tolerance:
-            return torch.from_numpy(found), least
-    raise ValueError(f"no minimum was found: the gradient's largest coordinate is {steepest:.1e}")
+    at = torch.zeros(learner.network.count, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        slope = grad(value)(at)
+        if float(slope.abs().max()) <= tolerance:
+            return at, float(value(at))
+        # the Hessian may be singular, as where all scores of classes can be shifted alike
+        step = torch.linalg.lstsq(jacrev(grad(value))(at), slope, driver="gelsd").solution
+        size, now = 1.0, value(at)
+        while size > 1e-4 and value(at - size * step) > now - 1e-4 * size * slope.dot(step):
+            size /= 2
+        at = at - size * step
+    raise ValueError(
+        f"no minimum was found: the gradient's largest coordinate is {float(slope.abs().max()):.1e}"
+    )
