@@ -17,6 +17,8 @@ WANTED = {
     "fashion-mnist-signfed": (50, "final", 0.800),
     "mnist-dp-fedavg": (200, "best", 0.935),
     "mnist-dp-signfed": (200, "best", 0.910),
+    "fashion-mnist-dp-fedavg": (200, "best", 0.830),
+    "fashion-mnist-dp-signfed": (200, "best", 0.780),
 }
 
 

@@ -202,6 +202,8 @@ def plot(curves: dict[tuple[str, float], list[Measured]], rounds: list[int], pat
             place.plot(rounds, [one.theorem for one in found], "--s", label="theorem 1, constants 1")
             place.plot(rounds, [one.sure.max() for one in found], ":^", label="sure bound")
             place.set(xscale="log", yscale="log", title=f"{name}, delta {delta:g}", xlabel="rounds T")
+            place.set_xticks(rounds, [str(count) for count in rounds])
+            place.minorticks_off()
     axes[0][0].legend()
     figure.savefig(path)
 

@@ -74,7 +74,7 @@ def test_an_unknown_key_is_told_with_the_nearest_right_one(table, key, right):
     ("table", "listed"),
     [
         ({"zzz": 1}, "the top level has data, model, scheme, rounds"),
-        ({"data": {"zzz": 1}}, "data has name, path"),
+        ({"data": {"zzz": 1}}, "data has name, task, path"),
         ({"dropouts": {"zzz": 1}}, "dropouts has advertise, share, mask, unmask"),
         ({"scheme": {"name": "fedsgd", "gamma": 1}}, "scheme has batch_size, learning_rate"),
     ],
@@ -393,7 +393,9 @@ def experiments(draw):
     return Experiment(
         privacy=privacy,
         secure=draw(
-            st.sampled_from(["auto", "none", "masked"] if privacy and SCHEMES[name].modular else ["auto", "none"])
+            st.sampled_from(
+                ["auto", "none", "masked"] if privacy and SCHEMES[name].modular else ["auto", "none"]
+            )
         ),
         scheme=SCHEMES[name](**{key: value for key, value in values.items() if key in fields}),
         data=Data(

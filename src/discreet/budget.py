@@ -107,13 +107,17 @@ def _check_alone(experiment: Experiment) -> None:
     """Refuse what has a meaning only where several clients add shares of noise."""
     asked, name = experiment.privacy, experiment.scheme_name
     if asked is not None and asked.noise != "discrete-gaussian":
-        raise ConfigError("privacy.noise", asked.noise, f"to be left out: {name} adds continuous Gaussian noise")
+        raise ConfigError(
+            "privacy.noise", asked.noise, f"to be left out: {name} adds continuous Gaussian noise"
+        )
     for key in ("dropout_tolerance", "assumed_dishonest"):
         if value := getattr(asked, key, 0):
             raise ConfigError(f"privacy.{key}", value, f"0: in {name} one party adds all of the noise")
     if experiment.dropouts.silent:
         raise ConfigError(
-            "dropouts", f"{experiment.dropouts.silent:.2%} of a round", f"none: {name} has one party, who is there"
+            "dropouts",
+            f"{experiment.dropouts.silent:.2%} of a round",
+            f"none: {name} has one party, who is there",
         )
 
 

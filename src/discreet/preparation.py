@@ -84,6 +84,17 @@ class Federation:
         self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor], participants: int | None = None
     ) -> Cohort:
         """The participants `ids`, as they stand in `round`, in which `participants` take part."""
+        everyone = len(ids) == self.partition.clients
+        place = self._everyone if everyone else self._placed(ids)
+        own = tuple(kept.get(int(client)) for client in ids) if kept else (None,) * len(ids)
+        return dataclasses.replace(place, round=round, kept=own, participants=participants)
+
+    @cached_property
+    def _everyone(self) -> Cohort:
+        return self._placed(np.arange(self.partition.clients))
+
+    def _placed(self, ids: NDArray[np.int64]) -> Cohort:
+        """The participants `ids`, before any round."""
         parts = self.partition
         row, column = parts.row_of(ids), parts.column_of(ids)
         columns = parts.columns
@@ -91,13 +102,12 @@ class Federation:
             ids=ids,
             examples=self.train,
             indices=tuple(parts.indices(int(owner)) for owner in row),
-            round=round,
+            round=0,
             capacity=self.capacity,
             row=row,
             column=column,
-            kept=tuple(kept.get(int(client)) for client in ids),
+            kept=(None,) * len(ids),
             features=None if columns is None else tuple(columns[int(owner)] for owner in column),
-            participants=participants,
         )
 
 
