@@ -634,3 +634,20 @@ def test_the_quick_variants_run(inside, tmp_path, monkeypatch, name):
             cell["row"]
         ]
         assert low <= bits["ours"] <= high and cell["failure"] is None
+
+
+@pytest.mark.parametrize("name", [file.name for file in reproduce.tables() if file.name.startswith("cgd-")])
+def test_the_quick_variants_of_cgd_run_on_digits(inside, tmp_path, name):
+    made = reproduce.cells(reproduce.find(name), quick=True)
+    assert {cell.experiment.data.name for cell in made} == {"digits"}
+    if any(cell.experiment.scheme_name == "dp-sgd" for cell in made):
+        pytest.importorskip("opacus", reason="dp-sgd needs the extra discreet[opacus]")
+    ended = inside("reproduce", name, "--quick", "--json", "--out", "out", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    cells = json.loads(ended.out)["cells"]
+    assert len(cells) == len(made)
+    for cell in cells:
+        assert cell["failure"] is None
+        for path, figure in cell["figures"].items():
+            if path.endswith("accuracy") and figure["ours"] is not None:
+                assert 0 <= figure["ours"] <= 1

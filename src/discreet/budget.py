@@ -33,7 +33,11 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
     """
     asked = experiment.privacy
     if asked is None:
-        return replace(experiment, secure="none" if experiment.secure == "auto" else experiment.secure), task, None
+        return (
+            replace(experiment, secure="none" if experiment.secure == "auto" else experiment.secure),
+            task,
+            None,
+        )
     if isinstance(experiment.scheme, RecordLevel):
         _check_alone(experiment)
     sampling = how_sampled(experiment, clients)

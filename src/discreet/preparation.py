@@ -229,12 +229,16 @@ def _check_sums(experiment: Experiment, partition: Partition) -> None:
     """Refuse ways of summing that do not fit how the data is split."""
     if experiment.secure == "additive" and experiment.share_holders > partition.clients:
         raise ConfigError(
-            "share_holders", experiment.share_holders, f"at most {partition.clients}, the number of participants"
+            "share_holders",
+            experiment.share_holders,
+            f"at most {partition.clients}, the number of participants",
         )
     if partition.column_count == 1:
         return
     if experiment.secure == "masked":
-        raise ConfigError("secure", "masked", "additive for data that is split by columns: its sums are in groups")
+        raise ConfigError(
+            "secure", "masked", "additive for data that is split by columns: its sums are in groups"
+        )
     if experiment.dropouts.lost:
         raise ConfigError(
             "dropouts",

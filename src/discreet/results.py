@@ -135,7 +135,9 @@ class Run:
             return self.network.to_module(self.confined(participant).cpu())
         vector = self.best_vector if best else self.vector
         if vector is None:
-            hint = "" if self.confined is None else ": ask for a participant's, as in run.model(participant=0)"
+            hint = (
+                "" if self.confined is None else ": ask for a participant's, as in run.model(participant=0)"
+            )
             raise ValueError(f"{name} has no global model{hint}")
         return self.network.to_module(vector.cpu())
 

@@ -365,7 +365,10 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         """The finest scale at which the stated largest values of all participants cannot wrap."""
         grid = _grid(task)
         if phase == "gradient":
-            parties, limit = grid.participants, self.largest_gradient * max(1, grid.capacity) / max(1, grid.examples)
+            parties, limit = (
+                grid.participants,
+                self.largest_gradient * max(1, grid.capacity) / max(1, grid.examples),
+            )
         else:
             parties, limit = grid.columns, self.largest_activation
         room = ((1 << (BITS - 1)) - 1) // parties
