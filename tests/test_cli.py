@@ -2,14 +2,12 @@ import gzip
 import importlib
 import json
 import os
-import pty
 import random
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from importlib.metadata import version
@@ -22,6 +20,7 @@ import torch
 import discreet
 from command_server import Command, Ended
 from discreet import cli, config
+from terminal import terminal
 
 FAST = ("--set", "rounds=2", "--set", "scheme.steps=2")
 FILES = {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "state.json", "result.json"}
@@ -223,26 +222,12 @@ def test_a_run_without_a_terminal_prints_a_table_and_names_its_folder(command, t
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_bar_is_drawn_on_a_terminal_only(command, tmp_path, quiet):
-    ours, terminal = pty.openpty()
-    drawn = bytearray()
-
-    def read():  # all the while: who draws waits when a terminal's buffer is full
-        try:
-            while piece := os.read(ours, 10_000):
-                drawn.extend(piece)
-        except OSError:  # how Linux says that nobody has the terminal any more
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
     extra = ["--quiet"] if quiet else []
-    running = command.start(
-        "run", "digits-fedavg", *FAST, *extra, cwd=tmp_path, stderr=Path(os.ttyname(terminal)), TERM="xterm"
-    )
-    ended = running.end()
-    os.close(terminal)
-    reader.join()
-    os.close(ours)
+    with terminal() as (screen, drawn):
+        running = command.start(
+            "run", "digits-fedavg", *FAST, *extra, cwd=tmp_path, stderr=Path(os.ttyname(screen)), TERM="xterm"
+        )
+        ended = running.end()
     assert ended.code == 0
     if quiet:
         assert (bytes(drawn), ended.out) == (b"", "")

@@ -1,11 +1,9 @@
 import importlib
 import json
 import os
-import pty
 import shutil
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from discreet.reproduce.running import is_finished
 from discreet.reproduce.wants import Want
 from discreet.runs import open_run
 from discreet.simulation import simulate
+from terminal import terminal
 
 REAL = os.environ.get("DISCREET_DATA")
 
@@ -457,27 +456,16 @@ def test_kill_interrupt_and_go_on(command, inside, written, tmp_path):
 
 def test_the_bar_tells_the_run_and_its_rounds(inside, written, tmp_path, monkeypatch):
     written()
-    ours, terminal = pty.openpty()
-    drawn = bytearray()
-
-    def read():  # all the while: who draws waits when a terminal's buffer is full
-        try:
-            while piece := os.read(ours, 10_000):
-                drawn.extend(piece)
-        except OSError:  # how Linux says that nobody has the terminal any more
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
     for name, value in {"TERM": "xterm", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
-    with os.fdopen(terminal, "w") as stderr, monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", stderr)
-        ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
-        print("-- and now quietly --", file=stderr, flush=True)
-        assert inside("reproduce", "mine.toml", "--quick", "--out=anew", "--quiet", cwd=tmp_path).code == 0
-    reader.join()
-    os.close(ours)
+    with terminal() as (screen, drawn):
+        with os.fdopen(os.dup(screen), "w") as stderr, monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", stderr)
+            ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
+            print("-- and now quietly --", file=stderr, flush=True)
+            assert (
+                inside("reproduce", "mine.toml", "--quick", "--out=anew", "--quiet", cwd=tmp_path).code == 0
+            )
     assert ended.code == 0 and ended.out.startswith("# Votes")
     loud, quiet = drawn.split(b"-- and now quietly --")
     for title in (b"1/4 StdFed, IID: round", b"4/4 Sign|Fed, Skewed (0.3): round", b"1/1", b"accuracy"):
@@ -648,6 +636,6 @@ def test_the_quick_variants_of_cgd_run_on_digits(inside, tmp_path, name):
     assert len(cells) == len(made)
     for cell in cells:
         assert cell["failure"] is None
-        for path, figure in cell["figures"].items():
-            if path.endswith("accuracy") and figure["ours"] is not None:
-                assert 0 <= figure["ours"] <= 1
+        for path, found in cell["figures"].items():
+            if path.endswith("accuracy") and found["ours"] is not None:
+                assert 0 <= found["ours"] <= 1
