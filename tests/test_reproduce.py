@@ -458,14 +458,15 @@ def test_the_bar_tells_the_run_and_its_rounds(inside, written, tmp_path, monkeyp
     written()
     for name, value in {"TERM": "xterm", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
-    with terminal() as (screen, drawn):
-        with os.fdopen(os.dup(screen), "w") as stderr, monkeypatch.context() as patched:
-            patched.setattr(sys, "stderr", stderr)
-            ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
-            print("-- and now quietly --", file=stderr, flush=True)
-            assert (
-                inside("reproduce", "mine.toml", "--quick", "--out=anew", "--quiet", cwd=tmp_path).code == 0
-            )
+    with (
+        terminal() as (screen, drawn),
+        os.fdopen(os.dup(screen), "w") as stderr,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(sys, "stderr", stderr)
+        ended = inside("reproduce", "mine.toml", "--quick", cwd=tmp_path)
+        print("-- and now quietly --", file=stderr, flush=True)
+        assert inside("reproduce", "mine.toml", "--quick", "--out=anew", "--quiet", cwd=tmp_path).code == 0
     assert ended.code == 0 and ended.out.startswith("# Votes")
     loud, quiet = drawn.split(b"-- and now quietly --")
     for title in (b"1/4 StdFed, IID: round", b"4/4 Sign|Fed, Skewed (0.3): round", b"1/1", b"accuracy"):
