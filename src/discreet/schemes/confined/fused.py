@@ -163,6 +163,9 @@ def total_gradient(
 
     def work(job: list[slice]) -> tuple[Tensor, Tensor, list[Tensor]]:
         blocks_sum, upper_sum = displacement.new_zeros(shape), torch.zeros_like(by_upper)
+        largest = max(stack.stop - stack.start for stack in job)
+        # made once for a job: fresh memory of this size costs as much as the product that fills it
+        space = displacement.new_empty(largest, layout.columns, layout.piece, layout.cut.hidden)
         losses = []
         for stack in job:
             # with one piece a row, a stack of pieces is one of rows, and nothing need be gathered
@@ -174,7 +177,7 @@ def total_gradient(
                 assert kept.blocks is not None
                 blocks = kept.blocks[owner] + by_block
                 own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
-            losses.append(_add_gradients(task, layout, kept, stack, upper, own, blocks_sum, upper_sum))
+            losses.append(_add_gradients(task, layout, kept, stack, upper, own, space, blocks_sum, upper_sum))
         return blocks_sum, upper_sum, losses
 
     blocks_total = torch.zeros(shape, dtype=torch.float64, device=displacement.device)
@@ -194,6 +197,7 @@ def _add_gradients(
     stack: slice,
     upper: list[Tensor],
     hidden: Tensor,
+    space: Tensor,
     blocks_sum: Tensor,
     upper_sum: Tensor,
 ) -> Tensor:
@@ -206,6 +210,7 @@ def _add_gradients(
         stack: R pieces.
         upper: each slot's parameters, shape (R, columns, *shape).
         hidden: pre-activations, shape (R, B, hidden), or (R, columns, B, hidden) where participants use their own.
+        space: to work in, shape (at least R, columns, B, hidden).
         blocks_sum: shape (columns, width, hidden); products in this order are the faster ones.
         upper_sum: shape (upper_size,).
     """
@@ -213,7 +218,9 @@ def _add_gradients(
     rows, examples, columns = inputs.shape[:3]
     cut = layout.cut
     if hidden.dim() == 3 and cut.layers is not None and len(cut.layers) == 1:
-        by_hidden, by_upper, losses = _one_upper_layer(task, layout, upper, hidden, targets, weights)
+        by_hidden, by_upper, losses = _one_upper_layer(
+            task, layout, upper, hidden, targets, weights, space[:rows]
+        )
     else:
         lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
         every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
@@ -239,7 +246,13 @@ def _add_gradients(
 
 
 def _one_upper_layer(
-    task: Task, layout: Layout, upper: list[Tensor], hidden: Tensor, targets: Tensor, weights: Tensor
+    task: Task,
+    layout: Layout,
+    upper: list[Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    space: Tensor,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """A single linear layer above the first, on a row's common activations: products over all its participants.
 
@@ -269,7 +282,10 @@ def _one_upper_layer(
     by_parts[layer.weight] = summed.T @ active.flatten(0, 1)
     if layer.bias is not None:
         by_parts[layer.bias] = summed.sum(0)
-    by_hidden = torch.matmul(delta.transpose(1, 2).contiguous(), weight)
+    by_hidden = space
+    torch.bmm(
+        delta.transpose(1, 2).flatten(0, 1), weight.flatten(0, 1), out=by_hidden.view(-1, *space.shape[2:])
+    )
     if cut.relu:
         by_hidden.mul_((active > 0).unsqueeze(1))
     return by_hidden, by_parts, losses / columns
