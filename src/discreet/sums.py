@@ -43,7 +43,11 @@ for, and as many clients as `privacy.assumed_dishonest` where that is more: who 
 
 
 SILENT = 1 / 3
-"""Share of a cohort that a masked sum is planned to lose where no noise has to be in it; less if the cohort is small."""
+"""Share of a cohort that a masked sum without noise is planned to lose where clients may fall silent at all.
+
+Less if the cohort is small. So much tolerance has a price: a server that lies about who is gone can then get at both
+secrets of a client, which it cannot where more than half of a client's neighbours must answer.
+"""
 
 
 class Tally:
@@ -124,8 +128,8 @@ def answer(
     phase, scheme = ask.phase, federation.scheme
     ids, drawn = there.sending, len(there.drawn)
     if ask.received:
-        earlier = ask.received[-1].values  # of a grouped total, a participant is sent its own group's row
-        tally.downlink += len(ids) * (earlier[0] if earlier.dim() > 1 else earlier).nbytes
+        earlier = scheme.phases(federation.task)[len(ask.received) - 1]
+        tally.downlink += len(ids) * wire_bytes(earlier.group, earlier.length)
     elif phase.length:  # a phase in which nothing is sent needs nothing sent back
         tally.downlink += drawn * _tensor_bytes(ask.payload)
     if isinstance(scheme, Fused) and len(ids) and scheme.fuses(federation.task):
@@ -214,8 +218,15 @@ def _masked(
         vectors[places], unsent[places] = ring.reduce(one.elements.numpy()), False
     dropouts: dict[Stage, list[int]] = {stage: there.silent(stage) for stage in STAGES}
     dropouts[Stage.MASK] = there.drawn[unsent].tolist()  # whoever has nothing to send is silent from here on
+    nothing = Total(torch.zeros(ask.phase.length, dtype=torch.int64), 0)
     try:
-        graph = masking_graph(federation.task.promise, len(there.drawn))
+        graph = masking_graph(
+            federation.task.promise, len(there.drawn), federation.experiment.dropouts.silent
+        )
+    except ConfigError:
+        tally.released = False  # a cohort too small to hide anyone in
+        return nothing
+    try:
         total = masked_sum(
             vectors,
             ring.bits,
@@ -227,22 +238,28 @@ def _masked(
             cohort=there.drawn.tolist(),
             round=ask.round,
         )
-    except (ConfigError, RoundAborted):
-        tally.released = False  # a cohort too small to hide anyone in, or too few left to unmask the sum
-        return Total(torch.zeros(ask.phase.length, dtype=torch.int64), 0)
+    except RoundAborted:
+        tally.released = False  # too few left to unmask the sum
+        return nothing
     tally.uplink += sum(total.bytes_up.values()) - sum(one.uplink for one in received)
     tally.downlink += sum(total.bytes_down.values())
     return Total(torch.from_numpy(ring.lift(total.values)), len(total.survivors))
 
 
-def masking_graph(promise: Promise | None, clients: int) -> GraphPlan:
+def masking_graph(promise: Promise | None, clients: int, silent: float = 0.0) -> GraphPlan:
     """Who masks with whom in a cohort of this size, for the dropouts and the colluders that are allowed for.
+
+    Args:
+        promise: of noise, which says how many may be missing; None where there is none.
+        clients: of the cohort.
+        silent: without a promise, the chance that a client falls silent: with 0, nobody may.
 
     Raises:
         ConfigError: the cohort is too small for them.
     """
     if promise is None:
-        gone = max(0, min(math.floor(SILENT * clients + 1e-9), clients - math.ceil(CORRUPT * clients) - 2))
+        share = SILENT if silent else 0.0
+        gone = max(0, min(math.floor(share * clients + 1e-9), clients - math.ceil(CORRUPT * clients) - 2))
         return plan_graph(clients, dropout=gone / clients, corrupt=CORRUPT)
     corrupt = max(CORRUPT, min(promise.assumed_dishonest, clients - 1) / clients)
     return plan_graph(clients, dropout=promise.dropout_tolerance, corrupt=corrupt)
@@ -263,7 +280,7 @@ def check_releases(federation: Federation) -> None:
     share = 1.0 if experiment.scheme.everyone else drawn.fraction
     cohort = max(1, round(share * federation.partition.clients))
     if masked and isinstance(drawn, FixedSize):
-        masking_graph(promise, cohort)
+        masking_graph(promise, cohort, experiment.dropouts.silent)
     chance = experiment.dropouts.silent if masked else experiment.dropouts.lost
     typical = dropouts_at_most(cohort, chance, 0.5)
     tolerance = SILENT if promise is None else promise.dropout_tolerance
@@ -292,7 +309,7 @@ def check_releases(federation: Federation) -> None:
 def _spare(promise: Promise | None, cohort: int, masked: bool) -> int:
     """How many of a round's clients may fall silent; below 0 if its sum is never released."""
     try:
-        spare = masking_graph(promise, cohort).dropped if masked else cohort
+        spare = masking_graph(promise, cohort, SILENT).dropped if masked else cohort
     except ConfigError:
         return -1
     return spare if promise is None else cohort - promise.needed(cohort)

@@ -70,7 +70,8 @@ def plan(experiment: Experiment | None = None, *, data_dir: Path | None = None, 
             raise ConfigError(wish, error.value, error.expected) from None
         raise
     rounds = settled.rounds if allowed is None else allowed
-    return figures(settled, task, clients, rounds, masked=chosen.secure != "none")
+    found = figures(settled, task, clients, rounds, masked=chosen.secure in ("auto", "masked"))
+    return replace(found, secure="additive") if chosen.secure == "additive" else found
 
 
 def timings(made: Plan) -> dict[str, float]:

@@ -139,10 +139,12 @@ def _changed(asked: Wishes, experiment: Experiment) -> Experiment:
             experiment.scheme_name,
             "a scheme in which clients send something: one party trains alone here, and its run says what it costs",
         )
-    clients, fraction = _drawn(asked, experiment.data.clients, experiment.fraction)
+    data = experiment.data
+    there = data.rows * data.columns if data.partition == "grid" else data.clients
+    clients, fraction = _drawn(asked, there, experiment.fraction)
     return replace(
         experiment,
-        data=_data(replace(experiment.data, clients=clients), asked),
+        data=_data(data if data.partition == "grid" else replace(data, clients=clients), asked),
         model=experiment.model if asked.model is None else Model(name=asked.model),
         scheme=experiment.scheme if experiment.scheme.private else DPSignFed(),
         rounds=asked.rounds or experiment.rounds,

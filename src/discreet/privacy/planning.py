@@ -33,7 +33,7 @@ class Plan:
         sampling: ``poisson`` or ``fixed``.
         rounds: how many.
         parameters: coordinates of an update.
-        secure: ``masked``, or ``none`` where sums are in the clear.
+        secure: ``masked``, ``additive``, or ``none`` where sums are in the clear.
         survivors: honest clients whose shares of noise must reach the sum of an average round. Every round sizes its
             shares for the same part of the cohort that it drew.
         neighbours: clients with whom one masks in an average round; None without masks, or where they are too few.
@@ -62,7 +62,7 @@ class Plan:
     sampling: Literal["poisson", "fixed"]
     rounds: int
     parameters: int
-    secure: Literal["masked", "none"]
+    secure: Literal["masked", "additive", "none"]
     survivors: int
     neighbours: int | None
     mechanism: str
@@ -100,7 +100,7 @@ class Plan:
         """Name and value of each line of a table, in order; `traffic` has columns of its own."""
         drawn = f"{self.cohort:g} of {self.clients}, {'independently' if self.sampling == 'poisson' else 'always'}"
         pld = "no theory" if self.epsilon_pld is None else f"{self.epsilon_pld:.4g}"
-        sums = "in the clear" if self.secure == "none" else "masked"
+        sums = {"none": "in the clear", "masked": "masked", "additive": "by additive shares"}[self.secure]
         if self.neighbours is not None:
             sums += f", {self.neighbours} neighbours"
         return [

@@ -112,16 +112,17 @@ class DPSGD(SharedModel):
         coins = streams.stream(party.round, client, "lots")
         shifts = streams.stream(party.round, client, "augmentation")
         key, pieces = streams.torch_seed(party.round, client, "dropout"), -(-len(rows) // steps.piece)
-        drawn, usable, loss = 0, 0, 0.0
+        usable, loss = 0, 0.0
         for step in range(self.releases(task)):
             lot = _records(party.examples, rows[coins.random(len(rows)) < probability], learner.device)
             if learner.augment is not None:
                 draws = learner.augment.draw(shifts, (len(lot),))
                 lot = replace(lot, inputs=learner.augment.apply(lot.inputs, draws.flips, draws.offsets))
             met = steps.step(lot, lambda piece, first=key + step * pieces: first + piece)  # type: ignore[misc]
-            drawn, usable, loss = drawn + len(lot), usable + met.usable, loss + met.loss
+            usable, loss = usable + met.usable, loss + met.loss
         after = steps.state()
-        fit = bool(after.isfinite().all()) and (usable > 0 or not drawn)
+        # of the noisy steps alone: what a lot held must not decide anything that is seen
+        fit = bool(after.isfinite().all())
         return after if fit else before, loss / usable if usable else float("nan"), fit
 
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:

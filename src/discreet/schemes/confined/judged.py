@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from discreet.cohort import Examples
-from discreet.evaluation import PIECE, Evaluation, Map, evaluate_each
+from discreet.evaluation import PIECE, Evaluation, Map, combined
+from discreet.evaluation import evaluate as evaluate_model
 from discreet.schemes.base import Task
 from discreet.schemes.confined import fused
 from discreet.schemes.confined.layout import Layout
@@ -46,10 +47,13 @@ def evaluate(
     chosen = np.unique(np.linspace(0, grid.participants - 1, count).round().astype(np.int64)).tolist()
     extras = {"total_norm": float(state.total_norm)}
     if layout is None:
-        vectors = [start.draw(task.randomness, one, task.parameters) + state.displacement for one in chosen]
-        found = evaluate_each(task.learner, vectors, examples, parallel)
-        if len(vectors) == 1:  # who is alone is the worst, too
-            found = replace(found, worst_accuracy=found.accuracy, worst_loss=found.loss)
+        device = state.displacement.device
+
+        def judge_whole(one: int) -> Evaluation:
+            own = start.draw(task.randomness, one, task.parameters).to(device)
+            return evaluate_model(task.learner, own + state.displacement, examples)
+
+        found = combined(list(parallel(judge_whole, chosen)))
         return replace(found, extras=extras)
     if not len(examples):
         return Evaluation(None, None, extras=extras)

@@ -6,6 +6,7 @@ contributions down.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,6 @@ from discreet.cohort import Cohort
 from discreet.randomness import Seeded
 from discreet.schemes.base import Task
 from discreet.schemes.confined.layout import Layout
-from discreet.schemes.confined.start import ConfinedStart
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +59,6 @@ def rows_of(cohort: Cohort, padded: int, examples: int, batch_size: int, randomn
     return Rows(torch.from_numpy(indices), torch.from_numpy(weights))
 
 
-def own_start(task: Task, start: ConfinedStart, participant: int, length: int) -> Tensor:
-    """A participant's first confined model; drawn once and remembered."""
-    remembered: dict[int, Tensor] = task.scratch.setdefault("confined models", {})
-    if participant not in remembered:
-        remembered[participant] = start.draw(task.randomness, participant, length).to(task.learner.device)
-    return remembered[participant]
-
-
 @dataclass(frozen=True, eq=False)
 class Held:
     """What K participants hold in a round, side by side.
@@ -87,14 +79,19 @@ class Held:
 
 
 def held(
-    task: Task, layout: Layout, start: ConfinedStart, displacement: Tensor, cohort: Cohort, rows: Rows
+    task: Task,
+    layout: Layout,
+    own_start: Callable[[int, int], Tensor],
+    displacement: Tensor,
+    cohort: Cohort,
+    rows: Rows,
 ) -> Held:
     """Gather what the participants of a cohort hold.
 
     Args:
         task: the task.
         layout: who holds which part.
-        start: how confined models were drawn.
+        own_start: gives the first confined model of a participant, of some length.
         displacement: shape (layout.length,), or (K, layout.length) where participants are at different iterations.
         cohort: K participants.
         rows: their examples.
@@ -104,7 +101,7 @@ def held(
     for lane, (participant, column) in enumerate(
         zip(cohort.ids.tolist(), cohort.column.tolist(), strict=True)
     ):
-        first = own_start(task, start, participant, layout.own_length(column))
+        first = own_start(participant, layout.own_length(column))
         moved = displacement if displacement.dim() == 1 else displacement[lane]
         block, upper = layout.parted(first, column)
         by_block, by_upper = layout.displacements(moved)

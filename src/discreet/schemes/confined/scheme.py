@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass as frozen
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -25,7 +26,11 @@ from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import CommonStep, Displacement
 from discreet.secure.fixed_point import FixedPoint
 from discreet.secure.groups import Group, Reals
+from discreet.secure.ring import Ring
 from discreet.training import HYPERPARAMETERS, mean_gradients
+
+REMEMBERED = 1 << 28
+"""First models of so many numbers in all are remembered by a simulation; of more, each is drawn when it is needed."""
 
 BITS = 32
 """Of the integers that gradients are shared in (arXiv 2104.13050, appendix A)."""
@@ -99,10 +104,16 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         Raises:
             ConfigError: there are columns, and the network cannot be split; or delta is given for others than there are.
         """
-        if "layout" not in task.scratch:
-            task.scratch["layout"] = self._layout(task)
-        found: Layout | None = task.scratch["layout"]
+        memory = self._memory(task)
+        if "layout" not in memory:
+            memory["layout"] = self._layout(task)
+        found: Layout | None = memory["layout"]
         return found
+
+    def _memory(self, task: Task) -> dict[str, Any]:
+        """What this scheme has worked out for the task; another scheme's, or other settings', is another."""
+        memory: dict[str, Any] = task.scratch.setdefault(repr(self), {})
+        return memory
 
     def _layout(self, task: Task) -> Layout | None:
         grid = _grid(task)
@@ -170,6 +181,21 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         streams = (task.randomness.stream(cohort.round, row, "delay") for row in cohort.row.tolist())
         return payload.displacements[[int(stream.integers(most + 1)) for stream in streams]]
 
+    def _own(self, task: Task) -> Callable[[int, int], Tensor]:
+        """Gives a participant's first confined model of some length: drawn anew, or remembered if all are few numbers."""
+        grid, device = _grid(task), task.learner.device
+        remembered: dict[int, Tensor] = self._memory(task).setdefault("confined models", {})
+
+        def own(participant: int, length: int) -> Tensor:
+            if participant in remembered:
+                return remembered[participant]
+            found = self.draw(task.randomness, participant, length).to(device)
+            if grid.participants * length <= REMEMBERED:
+                remembered[participant] = found
+            return found
+
+        return own
+
     def contribute(
         self, task: Task, phase: Phase, payload: Payload, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
@@ -179,12 +205,14 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             return self._whole(task, payload, cohort)
         examples = _grid(task).examples
         rows = participants.rows_of(cohort, layout.padded, examples, self.batch_size, task.randomness)
-        mine = participants.held(task, layout, self, self._seen(task, payload, cohort), cohort, rows)
+        mine = participants.held(
+            task, layout, self._own(task), self._seen(task, payload, cohort), cohort, rows
+        )
         there = torch.from_numpy(cohort.sizes > 0)
         if phase.name == "pre-activations":
             elements = participants.shares_of_hidden(mine).flatten(1)
             losses = torch.full((len(cohort),), torch.nan)
-            return self._sent(task, phase, elements, there, losses)
+            return self._sent(task, phase, elements, there, losses, cohort)
         if received:
             values = received[0].values if received[0].values.dim() > 1 else received[0].values[None]
             places = (
@@ -198,11 +226,12 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             hidden = participants.shares_of_hidden(mine)
         by_block, by_upper, losses = participants.gradients(task, layout, mine, hidden)
         elements = torch.cat([by_block, by_upper / layout.columns], dim=1)
-        return self._sent(task, phase, elements, there, losses / mine.weights.sum(1))
+        return self._sent(task, phase, elements, there, losses / mine.weights.sum(1), cohort)
 
     def _whole(self, task: Task, payload: Payload, cohort: Cohort) -> Contribution:
         """Gradients of networks that are not split."""
-        own = [participants.own_start(task, self, client, task.parameters) for client in cohort.ids.tolist()]
+        own_start = self._own(task)
+        own = [own_start(client, task.parameters) for client in cohort.ids.tolist()]
         found = mean_gradients(
             task.learner,
             torch.stack(own) + self._seen(task, payload, cohort),
@@ -212,7 +241,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         )
         share = torch.from_numpy(cohort.sizes / _grid(task).examples).to(found.changes)
         (phase,) = self.phases(task)
-        return self._sent(task, phase, found.changes * share[:, None], found.accepted, found.losses)
+        return self._sent(task, phase, found.changes * share[:, None], found.accepted, found.losses, cohort)
 
     def update(self, task: Task, state: Displacement, totals: tuple[Total, ...], round: int) -> Displacement:
         """Move by the total."""
@@ -246,7 +275,9 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         if layout is None:
             return own
         block, upper = layout.parted(own, 0)
-        weight, bias = block[:, : layout.cut.features], block[:, layout.cut.features :]
+        features, bias = layout.features[0][: layout.cut.features], block[:, layout.cut.features :]
+        weight = torch.empty_like(block[:, : layout.cut.features])
+        weight[:, torch.from_numpy(features)] = block[:, : layout.cut.features]
         return torch.cat([weight.flatten(), bias.flatten(), upper])
 
     def release(self, task: Task) -> Released | None:
@@ -306,9 +337,10 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         layout, grid = self.layout(task), _grid(task)
         if layout is None or len(cohort) != grid.participants:
             return self._added(task, phase, payload, received, cohort)
-        if "kept" not in task.scratch:
-            task.scratch["kept"] = fused.prepare(task, layout, self, cohort, not self._alone(task), parallel)
-        kept: fused.Kept = task.scratch["kept"]
+        memory = self._memory(task)
+        if "kept" not in memory:
+            memory["kept"] = fused.prepare(task, layout, self, cohort, not self._alone(task), parallel)
+        kept: fused.Kept = memory["kept"]
         if phase.name == "pre-activations":
             rows = fused.hidden_of_all(layout, kept, payload.displacements[0], parallel)
             losses = torch.full((len(cohort),), torch.nan)
@@ -359,41 +391,72 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     # ---- numbers on the wire
 
     def _group(self, task: Task) -> Group:
-        return self._fixed_point(task, "gradient").ring if task.modular else Reals()
+        return Ring(BITS) if task.modular else Reals()
 
-    def _fixed_point(self, task: Task, phase: str) -> FixedPoint:
-        """The finest scale at which the stated largest values of all participants cannot wrap."""
+    def _scale(self, task: Task, phase: str) -> float:
+        """Integers to a unit in a phase: the finest power of two at which the stated largest values cannot wrap.
+
+        Raises:
+            ConfigError: so many participants are added up that there is no room for any of them.
+        """
         grid = _grid(task)
         if phase == "gradient":
-            parties, limit = (
-                grid.participants,
-                self.largest_gradient * max(1, grid.capacity) / max(1, grid.examples),
-            )
+            # a block is added up over its column, that is over the rows
+            parties, limit = grid.rows, self.largest_gradient * max(1, grid.capacity) / max(1, grid.examples)
         else:
             parties, limit = grid.columns, self.largest_activation
-        room = ((1 << (BITS - 1)) - 1) // parties
-        if room < 1 << 8:
+        if _ROOM // grid.participants < 1:
             raise ConfigError(
                 "data.clients", grid.participants, f"fewer: their sum has no room in {BITS} bits"
             )
-        return FixedPoint(2.0 ** math.floor(math.log2(room / limit)), BITS, parties)
+        return 2.0 ** math.floor(math.log2(_ROOM / parties / limit))
+
+    def _parts(self, task: Task, phase: Phase) -> list[tuple[slice, FixedPoint]]:
+        """How the elements of a phase become integers: all at one scale, each part with the parties it is summed over.
+
+        Upper layers are added up over everybody; each participant's part of them is one `columns`-th.
+        """
+        grid, scale = _grid(task), self._scale(task, phase.name)
+        own = phase.length - phase.common
+        parties = grid.columns if phase.scope == "row" else grid.rows
+        parts = [(slice(0, own), FixedPoint(scale, BITS, parties))]
+        if phase.common:
+            parts.append((slice(own, phase.length), FixedPoint(scale, BITS, grid.participants)))
+        return parts
 
     def _sent(
-        self, task: Task, phase: Phase, elements: Tensor, there: Tensor, losses: Tensor
+        self, task: Task, phase: Phase, elements: Tensor, there: Tensor, losses: Tensor, cohort: Cohort
     ) -> Contribution:
-        accepted = there.cpu() & elements.isfinite().all(1).cpu()
+        """What leaves the participants: real numbers, or integers rounded at random without bias.
+
+        Where sums have to be secure, who has nothing to add adds zeros: it is not seen who that is.
+        """
+        usable = there.cpu() & elements.isfinite().all(1).cpu()
         if not task.modular:
-            return Contribution(elements, accepted, losses)
-        usable = torch.where(accepted[:, None], elements.cpu(), 0.0)
-        fixed = self._fixed_point(task, phase.name)
-        encoded = fixed.encode(usable.numpy())
-        integers = torch.from_numpy(fixed.ring.lift(encoded.elements))
-        return Contribution(integers, accepted, losses, saturated=torch.from_numpy(encoded.saturated))
+            return Contribution(elements, usable, losses)
+        values = torch.where(usable[:, None], elements.cpu(), 0.0).numpy()
+        purpose = f"rounding {phase.name}"
+        words = np.stack(
+            [task.randomness.words(cohort.round, one, purpose, phase.length) for one in cohort.ids.tolist()]
+        )
+        integers, saturated = np.empty(values.shape, dtype=np.int64), np.zeros(len(values), dtype=np.int64)
+        for places, fixed in self._parts(task, phase):
+            encoded = fixed.encode_unbiased(values[:, places], words[:, places])
+            integers[:, places] = fixed.ring.lift(encoded.elements)
+            saturated += encoded.saturated
+        return Contribution(
+            torch.from_numpy(integers),
+            torch.ones_like(usable),
+            losses,
+            withheld=~usable,
+            saturated=torch.from_numpy(saturated),
+        )
 
     def _read(self, task: Task, phase: str, values: Tensor) -> Tensor:
-        if not task.modular:
-            return values
-        return values.to(torch.float64) / self._fixed_point(task, phase).scale
+        return values.to(torch.float64) / self._scale(task, phase) if task.modular else values
+
+
+_ROOM = (1 << (BITS - 1)) - 1
 
 
 def _grid(task: Task) -> Grid:
