@@ -37,7 +37,7 @@ from discreet.losses import Loss
 from discreet.network import Network
 from discreet.randomness import SERVER, Seeded
 from discreet.sampling import fixed_cohort
-from discreet.schemes.base import Task
+from discreet.schemes.base import RecordLevel, Task
 from discreet.training import Learner
 
 CACHE_BYTES = 6_500_000
@@ -165,6 +165,12 @@ def prepare(
             partition.column_count,
             f"1: {experiment.scheme_name} needs whole rows at each client",
         )
+    if isinstance(experiment.scheme, RecordLevel) and len(np.unique(partition.order)) < len(partition.order):
+        raise ConfigError(
+            "data.partition",
+            experiment.data.partition,
+            f"one that holds every example once: {experiment.scheme_name} promises something for one record",
+        )
     if experiment.scheme.pooled:
         partition = partition.pooled()
     experiment = _named(experiment, data, model, loss, data_given, partition_given)
@@ -233,13 +239,16 @@ def _check_sums(experiment: Experiment, partition: Partition) -> None:
             experiment.share_holders,
             f"at most {partition.clients}, the number of participants",
         )
+    rounds = experiment.rounds
+    if (delay := getattr(experiment.scheme, "max_delay", 0)) >= rounds:
+        raise ConfigError("scheme.max_delay", delay, f"below rounds ({rounds}): nobody can be further behind")
     if partition.column_count == 1:
         return
     if experiment.secure == "masked":
         raise ConfigError(
             "secure", "masked", "additive for data that is split by columns: its sums are in groups"
         )
-    if experiment.dropouts.lost:
+    if experiment.dropouts.lost and getattr(experiment.scheme, "forward", None) == "joint":
         raise ConfigError(
             "dropouts",
             f"{experiment.dropouts.lost:.2%} of a round",

@@ -202,7 +202,7 @@ def summarise(
         "secure": experiment.secure,
         "privacy": None if experiment.privacy is None else _privacy(federation, experiment.privacy, ledger),
         "participants": federation.partition.clients,
-        "notes": list(notes(federation.task.learner.network)),
+        "notes": [*notes(federation.task.learner.network), *_remarks(federation, history)],
         "dropped_updates": sum(len(line["dropped"]) for line in history),
         "lost_contributions": sum(line.get("lost", 0) for line in history),  # older folders count none
         "versions": versions(),
@@ -212,6 +212,25 @@ def summarise(
     if isinstance(federation.scheme, Described):
         result |= federation.scheme.constants(federation.task, parallel)
     return result
+
+
+def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader of the result has to know of how it came about."""
+    found, asked = [], federation.experiment.privacy
+    cut = sum(line.get("saturated", 0) for line in history)
+    if cut:
+        found.append(
+            f"{cut:,} numbers were too large for fixed point and were cut: raise scheme.largest_gradient or "
+            "scheme.largest_activation"
+        )
+    if asked is not None:
+        unit = protected_unit(federation.scheme)
+        count = federation.partition.clients if unit == "client" else len(federation.partition.order)
+        if asked.delta * count >= 1:
+            found.append(
+                f"delta {asked.delta:g} is not below 1 / {count:,} {unit}s: it allows for one whose data is given away"
+            )
+    return found
 
 
 def _privacy(federation: Federation, asked: Privacy, ledger: Ledger) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def _changed(asked: Wishes, experiment: Experiment) -> Experiment:
             "a scheme in which clients send something: one party trains alone here, and its run says what it costs",
         )
     data = experiment.data
+    if data.partition == "grid" and data.columns > 1:
+        raise ConfigError("data.columns", data.columns, "1: private schemes need whole rows at each client")
     there = data.rows * data.columns if data.partition == "grid" else data.clients
     clients, fraction = _drawn(asked, there, experiment.fraction)
     return replace(

@@ -32,6 +32,9 @@ from discreet.training import HYPERPARAMETERS, mean_gradients
 REMEMBERED = 1 << 28
 """First models of so many numbers in all are remembered by a simulation; of more, each is drawn when it is needed."""
 
+COARSEST = 1 << 8
+"""Fewer integers to a unit are no fixed point to train with."""
+
 BITS = 32
 """Of the integers that gradients are shared in (arXiv 2104.13050, appendix A)."""
 
@@ -89,8 +92,8 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     forward: Literal["joint", "independent"] = "joint"
     max_delay: int = Field(default=0, ge=0)
     evaluated: int = Field(default=0, ge=0)
-    largest_gradient: float = Field(default=64.0, gt=0, allow_inf_nan=False)
-    largest_activation: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    largest_gradient: float = Field(default=256.0, gt=0, allow_inf_nan=False)
+    largest_activation: float = Field(default=1024.0, gt=0, allow_inf_nan=False)
 
     def __post_init__(self) -> None:
         ConfinedStart.__post_init__(self)
@@ -266,7 +269,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             ConfigError: there is no such participant, or it holds a part of a network only.
         """
         layout, grid = self.layout(task), _grid(task)
-        if not 0 <= participant < grid.participants:
+        if not isinstance(participant, int) or not 0 <= participant < grid.participants:
             raise ConfigError("participant", participant, f"0 to {grid.participants - 1}")
         if grid.columns > 1:
             raise ConfigError("participant", participant, "data split by rows alone: here each holds a part")
@@ -409,7 +412,15 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             raise ConfigError(
                 "data.clients", grid.participants, f"fewer: their sum has no room in {BITS} bits"
             )
-        return 2.0 ** math.floor(math.log2(_ROOM / parties / limit))
+        scale = 2.0 ** math.floor(math.log2(_ROOM / parties / limit))
+        if scale < COARSEST:
+            key = "largest_gradient" if phase == "gradient" else "largest_activation"
+            raise ConfigError(
+                f"scheme.{key}",
+                getattr(self, key),
+                f"a smaller one: a step of fixed point would be {1 / scale:g}",
+            )
+        return scale
 
     def _parts(self, task: Task, phase: Phase) -> list[tuple[slice, FixedPoint]]:
         """How the elements of a phase become integers: all at one scale, each part with the parties it is summed over.
