@@ -84,7 +84,7 @@ class Federation:
         self, ids: NDArray[np.int64], round: int, kept: dict[int, Tensor], participants: int | None = None
     ) -> Cohort:
         """The participants `ids`, as they stand in `round`, in which `participants` take part."""
-        everyone = len(ids) == self.partition.clients
+        everyone = len(ids) == self.partition.clients and np.array_equal(ids, self._everyone.ids)
         place = self._everyone if everyone else self._placed(ids)
         own = tuple(kept.get(int(client)) for client in ids) if kept else (None,) * len(ids)
         return dataclasses.replace(place, round=round, kept=own, participants=participants)
