@@ -30,6 +30,9 @@ ACTIVATIONS_AT_ONCE = 1 << 21
 STACKS_A_JOB = 8
 """Stacks that one worker adds up before it hands on their sum."""
 
+IN_CACHE = 1 << 18
+"""Numbers that are worked on at once where each participant of a row has its own: more would go through memory."""
+
 
 @dataclass(frozen=True, eq=False)
 class Kept:
@@ -163,9 +166,6 @@ def total_gradient(
 
     def work(job: list[slice]) -> tuple[Tensor, Tensor, list[Tensor]]:
         blocks_sum, upper_sum = displacement.new_zeros(shape), torch.zeros_like(by_upper)
-        largest = max(stack.stop - stack.start for stack in job)
-        # made once for a job: fresh memory of this size costs as much as the product that fills it
-        space = displacement.new_empty(largest, layout.columns, layout.piece, layout.cut.hidden)
         losses = []
         for stack in job:
             # with one piece a row, a stack of pieces is one of rows, and nothing need be gathered
@@ -177,7 +177,7 @@ def total_gradient(
                 assert kept.blocks is not None
                 blocks = kept.blocks[owner] + by_block
                 own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
-            losses.append(_add_gradients(task, layout, kept, stack, upper, own, space, blocks_sum, upper_sum))
+            losses.append(_add_gradients(task, layout, kept, stack, upper, own, blocks_sum, upper_sum))
         return blocks_sum, upper_sum, losses
 
     blocks_total = torch.zeros(shape, dtype=torch.float64, device=displacement.device)
@@ -197,7 +197,6 @@ def _add_gradients(
     stack: slice,
     upper: list[Tensor],
     hidden: Tensor,
-    space: Tensor,
     blocks_sum: Tensor,
     upper_sum: Tensor,
 ) -> Tensor:
@@ -210,7 +209,6 @@ def _add_gradients(
         stack: R pieces.
         upper: each slot's parameters, shape (R, columns, *shape).
         hidden: pre-activations, shape (R, B, hidden), or (R, columns, B, hidden) where participants use their own.
-        space: to work in, shape (at least R, columns, B, hidden).
         blocks_sum: shape (columns, width, hidden); products in this order are the faster ones.
         upper_sum: shape (upper_size,).
     """
@@ -218,9 +216,18 @@ def _add_gradients(
     rows, examples, columns = inputs.shape[:3]
     cut = layout.cut
     if hidden.dim() == 3 and cut.layers is not None and len(cut.layers) == 1:
-        by_hidden, by_upper, losses = _one_upper_layer(
-            task, layout, upper, hidden, targets, weights, space[:rows]
-        )
+        active = hidden.relu() if cut.relu else hidden
+        by_outputs, by_upper, losses = _one_upper_layer(task, layout, upper, active, targets, weights)
+        weight = upper[cut.layers[0].weight]
+        if columns == 1:
+            below = torch.bmm(by_outputs[:, 0], weight[:, 0])
+            if cut.relu:
+                below.mul_(active > 0)
+            blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))
+        else:
+            for one in range(rows):
+                mask = active[one] > 0 if cut.relu else None
+                _add_blocks(inputs[one], by_outputs[one], weight[one], mask, blocks_sum)
     else:
         lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
         every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
@@ -233,39 +240,53 @@ def _add_gradients(
             every_weights,
         )
         by_upper = [one.sum(0) for one in gradients]
-        by_hidden = by_hidden.view(rows, columns, examples, cut.hidden)
         losses = lane_losses.view(rows, columns).mean(1)
-    for slot, one in zip(cut.upper, by_upper, strict=True):
-        upper_sum[slot.offset : slot.offset + slot.size] += one.flatten() / columns
-    if columns == 1:
-        blocks_sum[0].addmm_(inputs.flatten(0, 2).T, by_hidden.flatten(0, 2))
-    else:
-        for own, below in zip(inputs, by_hidden, strict=True):
+        for own, below in zip(inputs, by_hidden.view(rows, columns, examples, cut.hidden), strict=True):
             blocks_sum.baddbmm_(own.permute(1, 2, 0).contiguous(), below)
+    for slot, part in zip(cut.upper, by_upper, strict=True):
+        upper_sum[slot.offset : slot.offset + slot.size] += part.flatten() / columns
     return losses
 
 
+def _add_blocks(
+    inputs: Tensor, by_outputs: Tensor, weight: Tensor, mask: Tensor | None, blocks_sum: Tensor
+) -> None:
+    """Add a row's gradients of the first layer, some columns at a time, so that all of it stays in the cache.
+
+    Args:
+        inputs: shape (B, columns, width).
+        by_outputs: gradients by the outputs, shape (columns, B, outputs).
+        weight: of the layer above the first, shape (columns, outputs, hidden).
+        mask: where the first layer's outputs are passed on, shape (B, hidden); None for everywhere.
+        blocks_sum: shape (columns, width, hidden).
+    """
+    examples, columns, _ = inputs.shape
+    hidden = weight.shape[-1]
+    at_once = min(columns, max(1, IN_CACHE // (examples * hidden)))
+    turned = inputs.permute(1, 2, 0).contiguous()
+    space = weight.new_empty(at_once, examples, hidden)
+    for first in range(0, columns, at_once):
+        some = slice(first, min(first + at_once, columns))
+        below = space[: some.stop - first]
+        torch.bmm(by_outputs[some], weight[some], out=below)
+        if mask is not None:
+            below.mul_(mask)
+        blocks_sum[some].baddbmm_(turned[some], below)
+
+
 def _one_upper_layer(
-    task: Task,
-    layout: Layout,
-    upper: list[Tensor],
-    hidden: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    space: Tensor,
+    task: Task, layout: Layout, upper: list[Tensor], active: Tensor, targets: Tensor, weights: Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """A single linear layer above the first, on a row's common activations: products over all its participants.
 
     Returns:
-        The gradient by each one's pre-activations, shape (R, columns, B, hidden); sums over all of the gradients by
-        `upper`, in the shape of its slots; and the pieces' losses, shape (R,).
+        Each one's gradient by its outputs, shape (R, columns, B, outputs); sums over all of the gradients by `upper`,
+        in the shape of its slots; and the pieces' losses, shape (R,).
     """
-    cut = layout.cut
-    (layer,) = cut.layers or ()
+    (layer,) = layout.cut.layers or ()
     weight = upper[layer.weight]
     rows, columns, outputs, _ = weight.shape
-    examples = hidden.shape[1]
-    active = hidden.relu() if cut.relu else hidden
+    examples = active.shape[1]
     together = weight.flatten(1, 2).transpose(1, 2)
     if layer.bias is None:
         found = torch.bmm(active, together)
@@ -282,13 +303,7 @@ def _one_upper_layer(
     by_parts[layer.weight] = summed.T @ active.flatten(0, 1)
     if layer.bias is not None:
         by_parts[layer.bias] = summed.sum(0)
-    by_hidden = space
-    torch.bmm(
-        delta.transpose(1, 2).flatten(0, 1), weight.flatten(0, 1), out=by_hidden.view(-1, *space.shape[2:])
-    )
-    if cut.relu:
-        by_hidden.mul_((active > 0).unsqueeze(1))
-    return by_hidden, by_parts, losses / columns
+    return delta.transpose(1, 2).contiguous(), by_parts, losses / columns
 
 
 def right_and_losses(
