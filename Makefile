@@ -26,6 +26,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/ring.py
+	$(BIN)/python benchmarks/confined.py
 
 clean:
 	rm -rf .venv
