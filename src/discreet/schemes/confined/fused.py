@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.cohort import Cohort
+from discreet.cohort import Cohort, Grid
 from discreet.evaluation import Map
 from discreet.gradients import loss_gradient
 from discreet.schemes.base import Task
@@ -42,19 +42,20 @@ class Kept:
         inputs: split by columns, shape (P, B, columns, width).
         targets: shape (P, B, ...).
         weights: shape (P, B).
-        hidden: pre-activations at the first models, shape (P, B, hidden), where a row adds them up; else None.
-        blocks: first models' blocks, shape (rows, columns, hidden, width), where it does not; else None.
+        first: of the first models: pre-activations, shape (P, B, hidden), where a row adds them up; else their blocks,
+            shape (rows, columns, hidden, width).
         upper: first models' upper layers, shape (rows, columns, upper_size).
         owner: shape (P,): the row of each piece.
+        size: outputs of the first layer.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
-    hidden: Tensor | None
-    blocks: Tensor | None
+    first: Tensor
     upper: Tensor
     owner: Tensor
+    size: int
 
     def stacks(self) -> list[slice]:
         """Pieces to work on at once."""
@@ -69,28 +70,25 @@ class Kept:
         stacks = self.stacks()
         return [stacks[first : first + STACKS_A_JOB] for first in range(0, len(stacks), STACKS_A_JOB)]
 
-    @property
-    def size(self) -> int:
-        """Outputs of the first layer."""
-        if self.blocks is not None:
-            return self.blocks.shape[-2]
-        assert self.hidden is not None
-        return self.hidden.shape[-1]
-
 
 def prepare(
-    task: Task, layout: Layout, start: ConfinedStart, cohort: Cohort, joint: bool, parallel: Map
+    task: Task,
+    grid: Grid,
+    layout: Layout,
+    start: ConfinedStart,
+    cohort: Cohort,
+    joint: bool,
+    parallel: Map,
 ) -> Kept:
     """Work out what does not change, for a cohort of all participants."""
-    grid, columns, cut = task.grid, layout.columns, layout.cut
-    assert grid is not None
+    columns, cut = layout.columns, layout.cut
     rows, device = grid.rows, task.learner.device
     pieces, length = layout.pieces, layout.piece
     whole = rows_of(cohort.select(slice(0, None, columns)), layout.padded, grid.examples, 0, task.randomness)
     indices = whole.indices.view(rows * pieces, length)
     inputs = torch.empty(rows * pieces, length, columns, layout.width)
-    hidden = torch.empty(rows * pieces, length, cut.hidden) if joint else None
-    blocks = None if joint else torch.empty(rows, columns, cut.hidden, layout.width)
+    shape = (rows * pieces, length, cut.hidden) if joint else (rows, columns, cut.hidden, layout.width)
+    first = torch.empty(shape)
     upper = torch.empty(rows, columns, cut.upper_size)
 
     def fill(row: int) -> None:
@@ -102,11 +100,11 @@ def prepare(
         for column in range(columns):
             own = start.draw(task.randomness, row * columns + column, layout.own_length(column))
             together[column], upper[row, column] = layout.parted(own, column)
-        if blocks is not None:
-            blocks[row] = together
-        if hidden is not None:
+        if not joint:
+            first[row] = together
+        else:
             weight = together.transpose(0, 1).flatten(1)
-            hidden[mine] = (inputs[mine].flatten(2) @ weight.T).view(pieces, length, cut.hidden)
+            first[mine] = (inputs[mine].flatten(2) @ weight.T).view(pieces, length, cut.hidden)
 
     for _ in parallel(fill, range(rows)):
         pass
@@ -119,10 +117,10 @@ def prepare(
         inputs=inputs,
         targets=targets,
         weights=whole.weights.view(rows * pieces, length).to(device),
-        hidden=None if hidden is None else hidden.to(device),
-        blocks=None if blocks is None else blocks.to(device),
+        first=first.to(device),
         upper=upper.to(device),
         owner=torch.from_numpy(np.repeat(np.arange(rows), pieces)).to(device),
+        size=cut.hidden,
     )
 
 
@@ -130,11 +128,10 @@ def hidden_of_all(layout: Layout, kept: Kept, displacement: Tensor, parallel: Ma
     """Every row's pre-activations, shape (P, B, hidden)."""
     by_block, _ = layout.displacements(displacement)
     weight = by_block.transpose(0, 1).flatten(1).T.contiguous()
-    assert kept.hidden is not None
-    found = torch.empty_like(kept.hidden)
+    found = torch.empty_like(kept.first)
 
     def work(stack: slice) -> None:
-        inputs, constant = kept.inputs[stack].flatten(2).flatten(0, 1), kept.hidden[stack].flatten(0, 1)  # type: ignore[index]
+        inputs, constant = kept.inputs[stack].flatten(2).flatten(0, 1), kept.first[stack].flatten(0, 1)
         torch.addmm(constant, inputs, weight, out=found[stack].flatten(0, 1))
 
     for _ in parallel(work, kept.stacks()):
@@ -174,8 +171,7 @@ def total_gradient(
             if hidden is not None:
                 own = hidden[stack]
             else:
-                assert kept.blocks is not None
-                blocks = kept.blocks[owner] + by_block
+                blocks = kept.first[owner] + by_block
                 own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
             losses.append(_add_gradients(task, layout, kept, stack, upper, own, blocks_sum, upper_sum))
         return blocks_sum, upper_sum, losses

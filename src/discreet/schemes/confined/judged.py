@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.cohort import Examples
+from discreet.cohort import Examples, Grid
 from discreet.evaluation import PIECE, Evaluation, Map, combined
 from discreet.evaluation import evaluate as evaluate_model
 from discreet.schemes.base import Task
@@ -21,6 +21,7 @@ from discreet.schemes.confined.steps import Displacement
 
 def evaluate(
     task: Task,
+    grid: Grid,
     layout: Layout | None,
     start: ConfinedStart,
     state: Displacement,
@@ -33,6 +34,7 @@ def evaluate(
 
     Args:
         task: the task.
+        grid: who holds how much of what.
         layout: who holds which part; None where everybody holds a whole network.
         start: how confined models were drawn.
         state: how far they have moved.
@@ -41,8 +43,6 @@ def evaluate(
         joint: whether a row predicts from common pre-activations.
         parallel: maps over rows.
     """
-    grid = task.grid
-    assert grid is not None
     count = min(evaluated, grid.participants) if evaluated else grid.participants
     chosen = np.unique(np.linspace(0, grid.participants - 1, count).round().astype(np.int64)).tolist()
     extras = {"total_norm": float(state.total_norm)}

@@ -69,7 +69,8 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
     Guarantees, where sums are secure: nobody but a participant sees its model or its gradient. Everybody sees the
     sum of each round, and hence how far all models have moved together; the participants of a row see its
-    pre-activations. No differential privacy.
+    pre-activations. Whoever sees those and the totals of all columns can solve for the row's features: the two sums
+    must not be in one hand. No differential privacy.
 
     Attributes:
         batch_size: examples of a row in a round; 0 for all. The participants of a row draw the same.
@@ -297,7 +298,15 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     ) -> Evaluation:
         """Mean and worst over the participants' confined models."""
         return judged.evaluate(
-            task, self.layout(task), self, state, examples, self.evaluated, not self._alone(task), parallel
+            task,
+            _grid(task),
+            self.layout(task),
+            self,
+            state,
+            examples,
+            self.evaluated,
+            not self._alone(task),
+            parallel,
         )
 
     def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
@@ -342,7 +351,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             return self._added(task, phase, payload, received, cohort)
         memory = self._memory(task)
         if "kept" not in memory:
-            memory["kept"] = fused.prepare(task, layout, self, cohort, not self._alone(task), parallel)
+            memory["kept"] = fused.prepare(task, grid, layout, self, cohort, not self._alone(task), parallel)
         kept: fused.Kept = memory["kept"]
         if phase.name == "pre-activations":
             rows = fused.hidden_of_all(layout, kept, payload.displacements[0], parallel)
