@@ -15,8 +15,8 @@ from torch import Tensor
 
 from discreet.cohort import Cohort, Grid
 from discreet.evaluation import Map
-from discreet.gradients import loss_gradient
 from discreet.schemes.base import Task
+from discreet.schemes.confined.heads import Strip, add_blocks, busiest_first, heads, strips_of
 from discreet.schemes.confined.layout import Layout
 from discreet.schemes.confined.participants import rows_of
 from discreet.schemes.confined.start import ConfinedStart
@@ -29,9 +29,6 @@ ACTIVATIONS_AT_ONCE = 1 << 21
 
 STACKS_A_JOB = 8
 """Stacks that one worker adds up before it hands on their sum."""
-
-IN_CACHE = 1 << 18
-"""Numbers that are worked on at once where each participant of a row has its own: more would go through memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +44,8 @@ class Kept:
         upper: first models' upper layers, shape (rows, columns, upper_size).
         owner: shape (P,): the row of each piece.
         size: outputs of the first layer.
+        order: which column comes at which place in all of the above, shape (columns,).
+        strips: of each piece, where participants' heads are a single layer on a row's common activations; else empty.
     """
 
     inputs: Tensor
@@ -56,6 +55,8 @@ class Kept:
     upper: Tensor
     owner: Tensor
     size: int
+    order: Tensor
+    strips: tuple[list[Strip], ...]
 
     def stacks(self) -> list[slice]:
         """Pieces to work on at once."""
@@ -108,6 +109,12 @@ def prepare(
 
     for _ in parallel(fill, range(rows)):
         pass
+    single = cut.layers is not None and len(cut.layers) == 1
+    order, strips = torch.arange(columns), []
+    if joint and single and columns > 1:
+        order = busiest_first(inputs)
+        inputs, upper = inputs[:, :, order], upper[:, order]
+        strips = list(parallel(lambda piece: strips_of(piece.to(device), cut.hidden), inputs))
     inputs = inputs.to(device)
     if cohort.examples.reconstructs and columns == 1:
         targets = inputs[:, :, 0, : cut.features]  # the same numbers again: they are many
@@ -121,13 +128,15 @@ def prepare(
         upper=upper.to(device),
         owner=torch.from_numpy(np.repeat(np.arange(rows), pieces)).to(device),
         size=cut.hidden,
+        order=order.to(device),
+        strips=tuple(strips),
     )
 
 
 def hidden_of_all(layout: Layout, kept: Kept, displacement: Tensor, parallel: Map) -> Tensor:
     """Every row's pre-activations, shape (P, B, hidden)."""
     by_block, _ = layout.displacements(displacement)
-    weight = by_block.transpose(0, 1).flatten(1).T.contiguous()
+    weight = by_block[kept.order].transpose(0, 1).flatten(1).T.contiguous()
     found = torch.empty_like(kept.first)
 
     def work(stack: slice) -> None:
@@ -157,6 +166,7 @@ def total_gradient(
         the losses of the pieces, mean over columns, shape (P,).
     """
     by_block, by_upper = layout.displacements(displacement)
+    by_block = by_block[kept.order]
     above = layout.cut.unflatten(by_upper)
     firsts = layout.cut.unflatten(kept.upper)
     shape = (layout.columns, layout.width, layout.cut.hidden)
@@ -183,7 +193,9 @@ def total_gradient(
         blocks_total += blocks_sum
         upper_total += upper_sum
         losses += some
-    return blocks_total.transpose(1, 2).flatten(1), upper_total, torch.cat(losses)
+    blocks = torch.empty_like(blocks_total)
+    blocks[kept.order] = blocks_total
+    return blocks.transpose(1, 2).flatten(1), upper_total, torch.cat(losses)
 
 
 def _add_gradients(
@@ -212,18 +224,23 @@ def _add_gradients(
     rows, examples, columns = inputs.shape[:3]
     cut = layout.cut
     if hidden.dim() == 3 and cut.layers is not None and len(cut.layers) == 1:
+        (layer,) = cut.layers
         active = hidden.relu() if cut.relu else hidden
-        by_outputs, by_upper, losses = _one_upper_layer(task, layout, upper, active, targets, weights)
-        weight = upper[cut.layers[0].weight]
+        weight = upper[layer.weight]
+        bias = None if layer.bias is None else upper[layer.bias]
+        found = heads(task.learner.loss, weight, bias, active, targets, weights)
+        losses, by_upper = found.losses, [found.by_weight] * len(upper)
+        if layer.bias is not None:
+            by_upper[layer.bias] = found.by_bias
         if columns == 1:
-            below = torch.bmm(by_outputs[:, 0], weight[:, 0])
+            below = torch.bmm(found.by_outputs[:, 0].transpose(1, 2), weight[:, 0])
             if cut.relu:
                 below.mul_(active > 0)
             blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))
         else:
-            for one in range(rows):
-                mask = active[one] > 0 if cut.relu else None
-                _add_blocks(inputs[one], by_outputs[one], weight[one], mask, blocks_sum)
+            for one, strips in enumerate(kept.strips[stack]):
+                mask = (active[one] > 0).to(active) if cut.relu else None
+                add_blocks(strips, found.by_outputs[one], weight[one], mask, blocks_sum)
     else:
         lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
         every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
@@ -242,64 +259,6 @@ def _add_gradients(
     for slot, part in zip(cut.upper, by_upper, strict=True):
         upper_sum[slot.offset : slot.offset + slot.size] += part.flatten() / columns
     return losses
-
-
-def _add_blocks(
-    inputs: Tensor, by_outputs: Tensor, weight: Tensor, mask: Tensor | None, blocks_sum: Tensor
-) -> None:
-    """Add a row's gradients of the first layer, some columns at a time, so that all of it stays in the cache.
-
-    Args:
-        inputs: shape (B, columns, width).
-        by_outputs: gradients by the outputs, shape (columns, B, outputs).
-        weight: of the layer above the first, shape (columns, outputs, hidden).
-        mask: where the first layer's outputs are passed on, shape (B, hidden); None for everywhere.
-        blocks_sum: shape (columns, width, hidden).
-    """
-    examples, columns, _ = inputs.shape
-    hidden = weight.shape[-1]
-    at_once = min(columns, max(1, IN_CACHE // (examples * hidden)))
-    turned = inputs.permute(1, 2, 0).contiguous()
-    space = weight.new_empty(at_once, examples, hidden)
-    for first in range(0, columns, at_once):
-        some = slice(first, min(first + at_once, columns))
-        below = space[: some.stop - first]
-        torch.bmm(by_outputs[some], weight[some], out=below)
-        if mask is not None:
-            below.mul_(mask)
-        blocks_sum[some].baddbmm_(turned[some], below)
-
-
-def _one_upper_layer(
-    task: Task, layout: Layout, upper: list[Tensor], active: Tensor, targets: Tensor, weights: Tensor
-) -> tuple[Tensor, list[Tensor], Tensor]:
-    """A single linear layer above the first, on a row's common activations: products over all its participants.
-
-    Returns:
-        Each one's gradient by its outputs, shape (R, columns, B, outputs); sums over all of the gradients by `upper`,
-        in the shape of its slots; and the pieces' losses, shape (R,).
-    """
-    (layer,) = layout.cut.layers or ()
-    weight = upper[layer.weight]
-    rows, columns, outputs, _ = weight.shape
-    examples = active.shape[1]
-    together = weight.flatten(1, 2).transpose(1, 2)
-    if layer.bias is None:
-        found = torch.bmm(active, together)
-    else:
-        found = torch.baddbmm(upper[layer.bias].flatten(1).unsqueeze(1), active, together)
-    if columns > 1:
-        targets = targets.repeat_interleave(columns, dim=1)
-        weights = weights.repeat_interleave(columns, dim=1)
-    spread = found.view(rows, examples * columns, outputs)
-    delta, losses = loss_gradient(task.learner.loss, spread, targets, weights)
-    delta = delta.view(rows, examples, columns, outputs)
-    summed = (delta.sum(2) if columns > 1 else delta.squeeze(2)).flatten(0, 1)
-    by_parts = [torch.empty(0)] * len(upper)
-    by_parts[layer.weight] = summed.T @ active.flatten(0, 1)
-    if layer.bias is not None:
-        by_parts[layer.bias] = summed.sum(0)
-    return delta.transpose(1, 2).contiguous(), by_parts, losses / columns
 
 
 def right_and_losses(
