@@ -13,7 +13,7 @@ from discreet.config import Data, Engine, Experiment, Model, Privacy
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
 from discreet.rounds import play_round
-from discreet.schemes import SCHEMES
+from discreet.schemes import SCHEMES, Lossless
 from discreet.schemes.base import Total
 from discreet.secure.groups import Reals
 from discreet.secure.ring import Ring
@@ -77,7 +77,10 @@ def experiment(chosen, *, rounds=3, lanes=LANES, gradients="auto", workers=1, wi
         changes = {"privacy": NOISY, "secure": "none"} | changes
     return Experiment(
         data=Data(clients=len(SIZES)),
-        model=Model() if widths is None else Model(options={"widths": list(widths)}),
+        model=Model(
+            loss="squared-error" if isinstance(chosen, Lossless) and chosen.rho else "auto",
+            options={} if widths is None else {"widths": list(widths)},
+        ),
         scheme=chosen,
         rounds=rounds,
         engine=Engine(lanes=lanes, workers=workers, gradients=gradients),
@@ -143,6 +146,9 @@ def play(fed, pieces, *, round=1, state=None, kept=None):
 
 def _add_up(partition, phase, by_client):
     groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
+    if phase.gathered:
+        rows = [one[0] for _, one in sorted(by_client.items()) if one[1]]
+        return Total(torch.stack(rows) if rows else torch.zeros(1, phase.length), len(rows))
     ring = isinstance(phase.group, Ring)
     dtype = torch.float64 if isinstance(phase.group, Reals) else torch.int64 if ring else torch.int32
     values, count = torch.zeros(groups, phase.length, dtype=dtype), 0

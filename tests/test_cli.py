@@ -162,6 +162,41 @@ def scores(folder):
 # --- what a run prints and writes
 
 
+@pytest.mark.parametrize("scheme", ["fedsgd", "centralized"])
+def test_a_regression_has_no_accuracy_from_the_run_to_the_report(inside, tmp_path, scheme):
+    (tmp_path / "values.toml").write_text(
+        f'''rounds = 30
+[data]
+name = "diabetes"
+clients = 3
+holdout = 0.2
+[model]
+name = "linear"
+loss = "squared-error"
+[scheme]
+name = "{scheme}"
+learning_rate = 0.05
+'''
+    )
+    ended = inside("run", "values.toml", "--json", "--out", "run", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    result = json.loads(ended.out)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert result["final"]["accuracy"] is None and result["best"]["accuracy"] is None
+    assert [line["accuracy"] for line in lines] == [None] * 30 == [line["holdout_accuracy"] for line in lines]
+    guessing = discreet.load("diabetes").test.targets.square().mean().item() / 2
+    assert lines[-1]["loss"] == result["final"]["loss"] < min(guessing, lines[0]["loss"])
+    assert result["best"]["round"] == min(lines, key=lambda line: line["holdout_loss"])["round"]
+    (note,) = result["notes"]
+    assert "targets are scaled" in note and "mean 152" in note
+    ended = inside("run", "values.toml", "--out", "again", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "") and "accuracy" not in ended.out
+    assert f"final         loss {result['final']['loss']:.4f} (round 30)" in ended.out and note in ended.out
+    assert inside("report", "run", "again", "--out", "page.html", cwd=tmp_path).code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Loss by round" in page and "Final loss" in page and "accuracy" not in page.lower()
+
+
 def test_a_run_writes_its_folder_and_prints_json(command, tmp_path):
     ended = command.run("run", "digits-fedavg", *FAST, "--json", "--out", "run", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")

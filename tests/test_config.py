@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from discreet import checked, config, preparation
+from discreet.adversaries import Adversary
 from discreet.config import (
     Data,
     Dropouts,
@@ -438,8 +439,14 @@ def test_a_table_is_complete_and_its_keys_are_those_that_can_be_set():
         "widths": [3],
     }
     every_key = {field.name for field in dataclasses.fields(Experiment)}
-    assert every_key - {"privacy", "dropouts"} == table.keys()  # fedavg has no privacy, and nobody drops out
-    noisy = Experiment(scheme=DPSignFed(), privacy=Privacy(noise_multiplier=1.0), dropouts=Dropouts(mask=0.1))
+    # fedavg has no privacy, nobody drops out, and nobody is malicious
+    assert every_key - {"privacy", "dropouts", "adversary"} == table.keys()
+    noisy = Experiment(
+        scheme=DPSignFed(),
+        privacy=Privacy(noise_multiplier=1.0),
+        dropouts=Dropouts(mask=0.1),
+        adversary=Adversary(fraction=0.1),
+    )
     assert every_key == to_table(noisy).keys()
     assert table["data"]["path"] == "x" and "target" not in table["data"]
     sections = [key for key, value in table.items() if isinstance(value, dict)]

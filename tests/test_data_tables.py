@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 from discreet.data.dataset import split
 from discreet.data.features import read_table
+from discreet.data.scaling import Scaling
 from discreet.errors import ConfigError, DataError
 
 ROWS = [
@@ -107,6 +108,45 @@ def test_float_targets_make_a_regression(tmp_path):
     assert arrays.classes is None and arrays.train_targets.shape == (8, 1)
     assert arrays.train_targets.dtype == np.float32
     np.testing.assert_array_equal(arrays.train_targets, arrays.train_inputs / 2)
+
+
+@pytest.mark.parametrize("make", ["csv", "npz"])
+def test_float_targets_are_scaled_by_the_train_rows_as_features_are(tmp_path, make):
+    train, test = [(1.0, 10.0), (2.0, 30.0), (3.0, 10.0), (4.0, 30.0)], [(2.5, 50.0)]
+    if make == "csv":
+        rows = ["\n".join(["a,y", *(f"{a},{y}" for a, y in part)]) + "\n" for part in (train, test)]
+        path, test_path = csv(tmp_path, rows[0]), csv(tmp_path, rows[1], "test.csv")
+        arrays = read_table(path, target="y", test_path=test_path)
+    else:
+        (a, y), (b, z) = (np.array(part).T for part in (train, test))
+        np.savez(tmp_path / "t.npz", x=a[:, None], y=y, x_test=b[:, None], y_test=z)
+        arrays = read_table(tmp_path / "t.npz", target=None)
+    # mean 20, deviation 10
+    assert arrays.train_targets.dtype == arrays.test_targets.dtype == np.float32
+    assert arrays.train_targets.tolist() == [[-1], [1], [-1], [1]] and arrays.test_targets.tolist() == [[3]]
+    assert arrays.target_scaling == Scaling((20.0,), (10.0,))
+    assert arrays.target_scaling.restored(arrays.test_targets).tolist() == [[50.0]]
+
+
+def test_targets_in_their_own_unit_and_classes_have_no_scaling(tmp_path):
+    assert load(csv(tmp_path)).target_scaling is None
+    content = "a,y\n" + "".join(f"{n},{n / 2}\n" for n in range(10))
+    assert read_table(csv(tmp_path, content), target="y", standardise=False).target_scaling is None
+
+
+def test_each_target_is_scaled_by_its_own_figures(tmp_path):
+    y = np.array([[0.0, 5.0], [2.0, 5.0], [0.0, 5.0], [2.0, 5.0]])
+    np.savez(tmp_path / "t.npz", x=np.arange(4.0)[:, None], y=y, x_test=np.ones((1, 1)), y_test=y[:1] + 1)
+    arrays = read_table(tmp_path / "t.npz", target=None)
+    assert arrays.train_targets.tolist() == [[-1, 0], [1, 0], [-1, 0], [1, 0]], "a constant target is 0"
+    assert arrays.test_targets.tolist() == [[0, 1]]
+
+
+def test_targets_too_large_for_their_type_are_refused(tmp_path):
+    y = np.array([[0.0, 1e300], [1.0, 1.0], [2.0, 1.0]])
+    np.savez(tmp_path / "t.npz", x=np.arange(3.0)[:, None], y=y)
+    with pytest.raises(DataError, match="target 2 has values too large for 32-bit floats"):
+        read_table(tmp_path / "t.npz", target=None, standardise=False, test_fraction=0.3)
 
 
 def test_booleans_are_features(tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 
 from discreet.cohort import Examples
 from discreet.evaluation import PIECE, Evaluation, evaluate, evaluate_each
-from discreet.losses import cross_entropy, squared_error
+from discreet.losses import cross_entropy, mean_squared_error
 from discreet.network import network_of
 from discreet.training import Learner
 
@@ -58,9 +58,9 @@ def test_a_regression_has_a_loss_and_no_accuracy():
     torch.manual_seed(2)
     data, two = Examples(torch.randn(9, 4), torch.randn(9, 2)), vectors(module, 2)
     wanted = [F.mse_loss(network_of(module).to_module(one)(data.inputs), data.targets).item() for one in two]
-    found = evaluate(learner(module, squared_error), two[0], data)
+    found = evaluate(learner(module, mean_squared_error), two[0], data)
     assert found.accuracy is None and found.loss == pytest.approx(wanted[0], rel=1e-5)
-    both = evaluate_each(learner(module, squared_error), two, data)
+    both = evaluate_each(learner(module, mean_squared_error), two, data)
     assert both.accuracy is None and both.worst_accuracy is None
     assert both.loss == pytest.approx(sum(wanted) / 2, rel=1e-5)
     assert both.worst_loss == pytest.approx(max(wanted), rel=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from discreet.gradients import LayeredGradient, can_stack, choose_path, lane_gradient, linear_layers
-from discreet.losses import cross_entropy, squared_error
+from discreet.losses import cross_entropy, mean_squared_error, squared_error
 from discreet.network import network_of
 from federations import same_bits
 
@@ -39,7 +39,7 @@ def make_case(module, loss, shape, lanes=3, batch=4, seed=0, fixed=None):
     stack = [torch.randn(lanes, *slot.shape) for slot in network.layout]
     inputs = torch.randn(lanes, batch, *shape)
     outputs = network.apply(torch.zeros(network.count), inputs[0]).shape[-1]
-    if loss is cross_entropy:
+    if loss is cross_entropy or (loss is squared_error and seed % 2):
         targets = torch.randint(outputs, (lanes, batch))
     else:
         targets = torch.randn(lanes, batch, outputs)
@@ -56,8 +56,12 @@ def reference(network, stack, inputs, targets, weights, loss, lane):
     outputs, wanted = module(inputs[lane][real].double()), targets[lane][real]
     if loss is cross_entropy:
         value = F.cross_entropy(outputs, wanted)
-    elif loss is squared_error:
+    elif loss is mean_squared_error:
         value = F.mse_loss(outputs, wanted.double())
+    elif loss is squared_error:
+        if wanted.dim() == 1:
+            wanted = F.one_hot(wanted, outputs.shape[-1])
+        value = F.mse_loss(outputs, wanted.double(), reduction="sum") / (2 * len(outputs))
     else:
         value = loss(outputs, wanted.double()).mean()
     return torch.autograd.grad(value, list(module.parameters())), value.detach()
@@ -69,7 +73,7 @@ def chains(draw):
     widths = draw(st.lists(st.integers(1, 7), min_size=depth + 1, max_size=depth + 1))
     flags = st.lists(st.booleans(), min_size=depth, max_size=depth)
     module = make_chain(widths, draw(flags), draw(flags))
-    loss = draw(st.sampled_from([cross_entropy, squared_error, huber]))
+    loss = draw(st.sampled_from([cross_entropy, mean_squared_error, squared_error, huber]))
     sizes = {
         "lanes": draw(st.integers(1, 4)),
         "batch": draw(st.integers(1, 8)),

@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 
 from discreet.errors import ModelError
-from discreet.losses import LOSSES, check, cross_entropy, find, squared_error
+from discreet.losses import (
+    FOR_CLASSES,
+    FOR_VALUES,
+    LOSSES,
+    check,
+    cross_entropy,
+    find,
+    mean_squared_error,
+    squared_error,
+)
 
 
 def test_cross_entropy_is_torchs_at_any_leading_shape():
@@ -23,21 +32,66 @@ def test_cross_entropy_by_hand():
     assert values.tolist() == pytest.approx([0.6931472, 0.0, 1000.0])
 
 
-def test_squared_error_by_hand():
+def test_mean_squared_error_by_hand():
     outputs = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     targets = torch.tensor([[3.0, 1.0], [0.0, 4.0]])
-    assert squared_error(outputs, targets).tolist() == [2.5, 8.0]
-    assert squared_error(outputs[None], targets[None]).tolist() == [[2.5, 8.0]]
+    assert mean_squared_error(outputs, targets).tolist() == [2.5, 8.0]
+    assert mean_squared_error(outputs[None], targets[None]).tolist() == [[2.5, 8.0]]
+
+
+def test_squared_error_of_values_by_hand():
+    outputs = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    targets = torch.tensor([[3.0, 1.0, 1.0], [0.0, 4.0, 1.0]])
+    # (4 + 1 + 1) / 2 and 16 / 2: a sum over the outputs, where the mean has thirds
+    assert squared_error(outputs, targets).tolist() == [3.0, 8.0]
+    assert squared_error(outputs[None], targets[None]).tolist() == [[3.0, 8.0]]
+
+
+def test_squared_error_of_classes_is_that_of_one_hot_vectors():
+    outputs = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    # to (0, 1, 0): (1 + 1 + 0) / 2; to (0, 0, 1): 0
+    classes = torch.tensor([1, 2])
+    assert squared_error(outputs, classes).tolist() == [1.0, 0.0]
+    assert squared_error(outputs[None], classes[None]).tolist() == [[1.0, 0.0]]
+    assert outputs.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]], (
+        "in place of the outputs nothing is written"
+    )
+
+
+@pytest.mark.parametrize("targets", [torch.tensor([1, 2]), torch.tensor([[0.0, 1, 0], [0, 0, 1]])])
+def test_the_gradient_of_the_squared_error_is_the_residual_in_both_types(targets):
+    for dtype in (torch.float32, torch.float64):
+        outputs = torch.tensor([[1.0, 2.0, 0.5], [0.25, 0.0, 1.0]], dtype=dtype, requires_grad=True)
+        (found,) = torch.autograd.grad(squared_error(outputs, targets).sum(), outputs)
+        assert found.dtype == dtype and found.tolist() == [[1.0, 1.0, 0.5], [0.25, 0.0, 0.0]]
 
 
 def test_auto_follows_the_targets():
     assert find("auto", classes=True) is cross_entropy
-    assert find("auto", classes=False) is squared_error
+    assert find("auto", classes=False) is mean_squared_error
     assert find("cross-entropy", classes=True) is LOSSES["cross-entropy"]
-    assert find("mse", classes=False) is squared_error
+    assert find("mse", classes=False) is mean_squared_error
 
 
-@pytest.mark.parametrize(("name", "classes"), [("mse", True), ("cross-entropy", False)])
+@pytest.mark.parametrize("classes", [True, False])
+def test_the_squared_error_is_for_classes_and_for_values(classes):
+    assert find("squared-error", classes=classes) is squared_error
+
+
+def test_every_loss_with_a_name_is_for_some_targets_and_works_on_them():
+    assert {*FOR_CLASSES, *FOR_VALUES} == LOSSES.keys()
+    outputs = torch.tensor([[0.5, -0.25], [0.0, 1.0], [2.0, 2.0]])
+    for classes, names, targets in (
+        (True, FOR_CLASSES, torch.tensor([0, 1, 1])),
+        (False, FOR_VALUES, torch.zeros(3, 2)),
+    ):
+        for name in names:
+            check(find(name, classes=classes), outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("mse", True), ("cross-entropy", False), ("quadratic-cross-entropy", False)]
+)
 def test_a_loss_that_does_not_fit_the_targets_is_refused(name, classes):
     with pytest.raises(ModelError, match=f"model.loss = '{name}' does not fit"):
         find(name, classes=classes)
@@ -87,6 +141,7 @@ def test_a_users_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch)
 def test_a_loss_with_one_value_an_example_passes():
     outputs, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
     check(cross_entropy, outputs, targets)
+    check(squared_error, outputs, targets)
     check(squared_error, outputs, torch.zeros(4, 3))
 
 

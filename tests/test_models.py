@@ -62,7 +62,7 @@ def perturbed(network: Network, lanes: int) -> Tensor:
 
 
 def test_the_table_holds_the_models() -> None:
-    assert set(MODELS) == {"linear", "mlp", "cnn", "text", "autoencoder"}
+    assert set(MODELS) == {"linear", "mlp", "cnn", "resnet", "text", "autoencoder"}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_the_plan_of_the_design(usual):
 
 def test_what_each_scheme_sends(usual):
     traffic = {row.scheme: row for row in usual.traffic}
-    assert traffic.keys() == SCHEMES.keys() - {"local", "centralized", "dp-sgd"} | {PAPER_RULE}
+    # of a model of which only the size is known, nobody can say which layers lossless would send how often
+    silent = {"local", "centralized", "dp-sgd", "lossless"}
+    assert traffic.keys() == SCHEMES.keys() - silent | {PAPER_RULE}
     bits = {name: row.bits for name, row in traffic.items()}
     # the rule of the paper with its 22 bits for 100 clients, here for the 160 or so that a round may draw
     assert (bits["fedavg"], bits["signfed"], bits["dp-signfed"], bits[PAPER_RULE]) == (32, 1, 16, 23)

@@ -170,6 +170,7 @@ def test_a_table_holds_the_figures_of_its_runs(inside, written, tmp_path):
     ) in text
     assert "| StdFed, wanted | <= 32.1, reached |  |\n" in text
     assert "| no such figure | IID | Skewed (0.3) |\n| --- | ---: | ---: |\n| StdFed | - | - |\n" in text
+    assert "\n\nNo result has privacy.epsilon or no.such.figure.\n\n" in text
     assert "2 of 3 wanted figures reached." in text
     page = (folder / "report.html").read_text()
     assert "fedavg--skewed-0.3" in page and "signfed--iid" in page

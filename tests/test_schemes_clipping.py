@@ -64,7 +64,7 @@ def given_changes(fed, rows, state, round=1):
     cohort = fed.cohort(ids, round, {}, len(ids))
     trained = Trained(rows, torch.zeros(len(ids)), torch.isfinite(rows).all(1))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("discreet.schemes.dp_fedavg.train", lambda *_: trained)
+        patched.setattr("discreet.schemes.base.train", lambda *_: trained)
         (phase,) = fed.scheme.phases(fed.task)
         elements = fed.scheme.contribute(fed.task, phase, state, (), cohort).elements
     noise = torch.stack([noise_of(fed, int(client), len(ids), round) for client in ids])

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from discreet.adversaries.settings import Adversary
     from discreet.config import Data, Dropouts, Engine, Experiment, Model, Privacy
     from discreet.data.dataset import Dataset
     from discreet.data.partition import Partition
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
         FedAvg,
         FedSGD,
         Local,
+        RobustFedAvg,
         SignFed,
     )
     from discreet.simulation import simulate
 
 _PLACES = {
+    "Adversary": "discreet.adversaries.settings",
     "Data": "discreet.config",
     "Dropouts": "discreet.config",
     "Engine": "discreet.config",
@@ -71,6 +74,7 @@ _PLACES = {
     "FedAvg": "discreet.schemes",
     "FedSGD": "discreet.schemes",
     "Local": "discreet.schemes",
+    "RobustFedAvg": "discreet.schemes",
     "SignFed": "discreet.schemes",
     "simulate": "discreet.simulation",
 }
@@ -78,6 +82,7 @@ _PLACES = {
 __all__ = [
     "DPSGD",
     "SCHEMES",
+    "Adversary",
     "Centralized",
     "ConfigError",
     "ConfinedGradientDescent",
@@ -98,6 +103,7 @@ __all__ = [
     "ModelError",
     "Partition",
     "Privacy",
+    "RobustFedAvg",
     "Run",
     "RunFolderError",
     "SignFed",

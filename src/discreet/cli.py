@@ -446,6 +446,11 @@ def _print_result(result: dict[str, Any], folder: Path) -> None:
     }
     if "worst" in result:
         rows["worst"] = f"{_figures(result['worst'])} (of the participants' models)"
+    if result["adversary"]:
+        under = dict(result["adversary"])
+        attack, malicious = under.pop("attack"), under.pop("malicious")
+        figures = [f"{name.replace('_', ' ')} {value:.2%}" for name, value in under.items()]
+        rows["adversary"] = ", ".join([f"{attack}, {malicious:,} malicious", *figures])
     if result["dropped_updates"]:
         rows["dropped"] = (
             f"{result['dropped_updates']:,} updates that were NaN or infinite; see metrics.jsonl"
@@ -457,8 +462,8 @@ def _print_result(result: dict[str, Any], folder: Path) -> None:
             f"{epsilon}, delta {spent['delta']:g} ({spent['adjacency']}, one {spent['unit']}), "
             f"noise multiplier {spent['noise_multiplier']:.4g}, sums: {result['secure']}"
         )
-    for note in result["notes"]:
-        rows["note"] = note
+    if result["notes"]:
+        rows["note"] = "; ".join(result["notes"])
     rows |= {
         "uplink": f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
         "downlink": f"{result['downlink_bytes'] / 1e6:,.1f} MB",

@@ -125,6 +125,7 @@ class Cohort:
         features: for each participant, which input features it holds; None where it holds all.
         participants: how many take part in the round, all stacks and sites together; None for just these.
         kept: for each participant, the private state that it kept from earlier rounds, or None.
+        accomplices: the malicious participants of the round, all stacks together, where they agree on one update.
     """
 
     ids: NDArray[np.int64]
@@ -137,6 +138,7 @@ class Cohort:
     kept: tuple[Tensor | None, ...]
     features: tuple[NDArray[np.integer[Any]], ...] | None = None
     participants: int | None = None
+    accomplices: Cohort | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from discreet.adversaries.settings import Adversary
 from discreet.augment import AUGMENTATIONS
 from discreet.checked import plain
 from discreet.data.partitions import PARTITIONS
@@ -28,6 +29,7 @@ from discreet.models import MODELS
 from discreet.names import did_you_mean
 from discreet.privacy.promise import NoiseName
 from discreet.schemes import SCHEMES
+from discreet.schemes.base import misdeeds_under
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
@@ -48,7 +50,7 @@ class Data:
         ignore: columns of a table that are left out: identifiers, texts, dates.
         client_column: the column that says whose row it is (tables, with ``partition = "column"``).
         test_fraction: share of the rows that is held for testing where the data has no test set of its own.
-        standardise: scale the columns of a table to mean 0 and variance 1.
+        standardise: scale the columns of a table, and the targets of a regression, to mean 0 and variance 1.
         features: of images: ``none`` for the images themselves; ``scattering`` for vectors of wavelet coefficients,
             which are public (`discreet.data.scattering`).
         image_size: side in pixels to which the user's own images are scaled; 0 for as they are.
@@ -108,8 +110,8 @@ class Model:
     """Which network is trained.
 
     Attributes:
-        name: ``linear``, ``mlp``, ``cnn``, ``text``, ``autoencoder``, or ``package.module:factory``.
-        loss: ``auto`` (cross-entropy for classes, squared error for regression), a name in
+        name: ``linear``, ``mlp``, ``cnn``, ``resnet``, ``text``, ``autoencoder``, or ``package.module:factory``.
+        loss: ``auto`` (cross-entropy for classes, mean squared error for regression), a name in
             `discreet.losses.LOSSES`, or ``package.module:function``.
         options: the network's own options; in TOML they stand beside ``name``, as ``widths = [200]``.
     """
@@ -241,6 +243,7 @@ class Experiment:
         given: what was handed over as Python objects (``data``, ``partition``, ``model``, ``loss``): such a run can
             only be repeated from Python. Written by a run, not by hand.
         privacy: for differentially private schemes, and only for them.
+        adversary: which clients are malicious, and what they do; None for nobody.
     """
 
     data: Data = Field(default_factory=Data)
@@ -256,6 +259,7 @@ class Experiment:
     share_holders: int = Field(default=3, ge=2)
     privacy: Privacy | None = None
     dropouts: Dropouts = Field(default_factory=Dropouts)
+    adversary: Adversary | None = None
     given: list[str] = Field(default_factory=list)
     engine: Engine = Field(default_factory=Engine)
 
@@ -279,11 +283,32 @@ class Experiment:
             raise ConfigError(
                 "secure", self.secure, f"none: {self.scheme_name} does not sum integers modulo 2^b"
             )
+        if self.adversary is not None:
+            _check_adversary(self.adversary, self.scheme, self.scheme_name)
 
     @property
     def scheme_name(self) -> str:
         """The scheme's name in `SCHEMES`."""
         return next(name for name, kind in SCHEMES.items() if type(self.scheme) is kind)
+
+
+def _check_adversary(adversary: Adversary, scheme: object, name: str) -> None:
+    """Refuse what has no place in a scheme."""
+    possible = misdeeds_under(scheme)
+    if not possible:
+        raise ConfigError("adversary", f"with {name}", "none: its clients send nothing that is summed")
+    for misdeed, key in adversary.misdeeds.items():
+        if misdeed not in possible:
+            why = {
+                "data": "no data can be poisoned",
+                "update": "no update can be put in another's place",
+                "common": "malicious clients cannot agree on one update",
+                "boost": "no update can be boosted",
+                "noise": "clients add no noise",
+                "clip": "clients clip nothing",
+            }[misdeed]
+            right = {"attack": "another attack", "boost": "1"}.get(key, "false")
+            raise ConfigError(f"adversary.{key}", getattr(adversary, key), f"{right}: under {name} {why}")
 
 
 class NotToml(ConfigError):
@@ -302,6 +327,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "model": Model,
     "privacy": Privacy,
     "dropouts": Dropouts,
+    "adversary": Adversary,
     "engine": Engine,
 }
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from discreet.losses import Loss, cross_entropy
+from discreet.losses import Loss, cross_entropy, residuals, squared_error
 from discreet.network import Network
 
 Path = Literal["layers", "vmap", "autograd"]
@@ -131,6 +131,10 @@ def loss_gradient(loss: Loss, outputs: Tensor, targets: Tensor, weights: Tensor)
         losses = log_probabilities.gather(-1, place).squeeze(-1).mul_(weights).sum(1).neg_()
         delta = log_probabilities.exp_()
         delta.scatter_add_(-1, place, delta.new_full((1, 1, 1), -1.0).expand_as(place))
+        return delta.mul_(weights.unsqueeze(-1)), losses
+    if loss is squared_error:
+        delta = residuals(outputs, targets)
+        losses = delta.square().sum(-1).mul_(weights).sum(1).div_(2)
         return delta.mul_(weights.unsqueeze(-1)), losses
     with torch.enable_grad():
         free = outputs.detach().requires_grad_()

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from discreet.errors import ConfigError, ModelError, UnknownKey
 from discreet.names import did_you_mean
 from discreet.network import Network, Slot, network_of, notes
+from discreet.options import positive
 from discreet.probe import check_runs, users_code
 from discreet.randomness import SERVER, Seeded
+from discreet.residual import resnet
 
 __all__ = [
     "MODELS",
@@ -37,6 +39,7 @@ __all__ = [
     "linear",
     "mlp",
     "notes",
+    "resnet",
     "text",
 ]
 
@@ -58,7 +61,7 @@ def mlp(*, input_shape: tuple[int, ...], outputs: int, widths: Sequence[int] = (
         outputs: how many.
         widths: of the hidden layers, each at least 1; none for a linear model.
     """
-    return nn.Sequential(nn.Flatten(), *_dense((prod(input_shape), *_positive("widths", widths)), outputs))
+    return nn.Sequential(nn.Flatten(), *_dense((prod(input_shape), *positive("widths", widths)), outputs))
 
 
 def cnn(
@@ -95,8 +98,8 @@ def cnn(
         )
     first, height, width = input_shape
     coloured = input_shape in {(3, 32, 32), (3, 24, 24)}
-    channels = _positive("channels", channels if channels is not None else (64, 64) if coloured else (32, 64))
-    widths = _positive("widths", widths if widths is not None else (384, 192) if coloured else (512,))
+    channels = positive("channels", channels if channels is not None else (64, 64) if coloured else (32, 64))
+    widths = positive("widths", widths if widths is not None else (384, 192) if coloured else (512,))
     if len(channels) != 2:
         raise ConfigError("model.channels", list(channels), "two numbers, one for each convolution")
     features: list[nn.Module] = []
@@ -152,7 +155,7 @@ def text(
         )
     if type(embedding) is not int or embedding < 1:
         raise ConfigError("model.embedding", embedding, "a whole number of at least 1")
-    return TextAverage(vocabulary, embedding, _positive("widths", widths), outputs)
+    return TextAverage(vocabulary, embedding, positive("widths", widths), outputs)
 
 
 def autoencoder(
@@ -179,7 +182,7 @@ def autoencoder(
         )
     if type(code) is not int or code < 1:
         raise ConfigError("model.code", code, "a whole number of at least 1")
-    widths = _positive("hidden", hidden)
+    widths = positive("hidden", hidden)
     encoder = nn.Sequential(*_dense((values, *widths), code))
     decoder = nn.Sequential(*_dense((code, *reversed(widths)), values))
     return nn.Sequential(nn.Flatten(), encoder, decoder)
@@ -189,6 +192,7 @@ MODELS: Mapping[str, Factory] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
+    "resnet": resnet,
     "text": text,
     "autoencoder": autoencoder,
 }
@@ -330,13 +334,6 @@ def _dense(widths: Sequence[int], outputs: int) -> list[nn.Module]:
     for inward, outward in pairwise(widths):
         layers += [nn.Linear(inward, outward), nn.ReLU()]
     return [*layers, nn.Linear(widths[-1], outputs)]
-
-
-def _positive(option: str, values: Sequence[int]) -> tuple[int, ...]:
-    fits = isinstance(values, Sequence) and not isinstance(values, str)
-    if not fits or not all(type(value) is int and value >= 1 for value in values):
-        raise ConfigError(f"model.{option}", values, "a list of whole numbers of at least 1")
-    return tuple(values)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

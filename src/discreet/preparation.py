@@ -30,9 +30,11 @@ from discreet.data import partitions, sources
 from discreet.data.checks import check_dataset, check_partition
 from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
+from discreet.data.scaling import Scaling
 from discreet.data.scattering import scattered
 from discreet.errors import ConfigError, LocalProtocolError
 from discreet.gradients import can_stack, choose_path, linear_layers
+from discreet.infiltration import Infiltration, infiltrated
 from discreet.losses import Loss
 from discreet.network import Network
 from discreet.randomness import SERVER, Seeded
@@ -58,6 +60,8 @@ class Federation:
         dataset_name: for the result.
         releases: how many releases the privacy budget allows; None for any number.
         fingerprint: tells other training data, or another partition of it, from this.
+        infiltration: who is malicious; None for nobody.
+        target_scaling: how the targets of a regression were scaled; None where they are in their own unit.
     """
 
     experiment: Experiment
@@ -69,6 +73,8 @@ class Federation:
     dataset_name: str
     fingerprint: str
     releases: int | None = None
+    target_scaling: Scaling | None = None
+    infiltration: Infiltration | None = None
 
     @property
     def scheme(self) -> Any:
@@ -88,6 +94,13 @@ class Federation:
         place = self._everyone if everyone else self._placed(ids)
         own = tuple(kept.get(int(client)) for client in ids) if kept else (None,) * len(ids)
         return dataclasses.replace(place, round=round, kept=own, participants=participants)
+
+    def accomplices(self, ids: NDArray[np.int64], round: int, participants: int) -> Cohort | None:
+        """The malicious ones of some participants, where they agree on one update."""
+        malice = self.task.adversary
+        if malice is None or not malice.adversary.common:
+            return None
+        return self.cohort(np.intersect1d(ids, malice.clients), round, {}, participants)
 
     @cached_property
     def _everyone(self) -> Cohort:
@@ -159,6 +172,7 @@ def prepare(
         check_partition(partition, len(data.train))
     if experiment.data.task == "reconstruct":
         data, holdout = _reconstructing(data, holdout, partition)
+    data, partition, infiltration = infiltrated(experiment, data, partition, streams)
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
             "data.columns",
@@ -208,12 +222,14 @@ def prepare(
         device,
         augment,
         len(data.shape),
+        data.shape,
     )
     task = Task(
         learner,
         streams,
         grid=Grid(partition.sizes, partition.columns),
         modular=experiment.secure not in ("auto", "none"),
+        adversary=None if infiltration is None else infiltration.malice,
     )
     experiment, task, releases = promised(experiment, task, partition.clients)
     _check_sums(experiment, partition)
@@ -228,6 +244,8 @@ def prepare(
         data.name,
         _fingerprint(data.train, data.test, partition),
         releases,
+        data.target_scaling,
+        None if infiltration is None else infiltration.to(device),
     )
 
 
@@ -274,7 +292,7 @@ def _reconstructing(
         )
     train, test = (Examples.reconstructing(one.inputs) for one in (data.train, data.test))
     kept_back = None if holdout is None else Examples.reconstructing(holdout.inputs)
-    return dataclasses.replace(data, train=train, test=test, classes=None), kept_back
+    return dataclasses.replace(data, train=train, test=test, classes=None, target_scaling=None), kept_back
 
 
 def _named(

@@ -7,7 +7,7 @@ import resource
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from discreet.adversaries.success import FIGURES
 from discreet.config import Experiment, Privacy
 from discreet.errors import RunFolderError
 from discreet.evaluation import Evaluation, Map
+from discreet.infiltration import Infiltration
 from discreet.network import Network, notes
 from discreet.preparation import Federation
 from discreet.privacy.accounting import Ledger, spent
 from discreet.runs import Checkpoint, DiskFull, open_run
-from discreet.schemes.base import Described, protected_unit
+from discreet.schemes.base import Described, Measured, protected_unit
+from discreet.view import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +79,7 @@ class Run:
         vector, best_vector: parameters of the last and of the best round, shape (n,); None without a global model.
         checkpoint: what the next round would start from.
         confined: gives the parameters of a participant's confined model after the last round; None where there are none.
+        views: what watched parties received in the rounds that were played, by their names.
     """
 
     experiment: Experiment
@@ -86,6 +90,7 @@ class Run:
     best_vector: Tensor | None
     checkpoint: Checkpoint
     confined: Callable[[int], Tensor] | None = None
+    views: Mapping[str, View] = field(default_factory=dict)
 
     def series(self, name: str) -> NDArray[np.float64]:
         """One figure of every round, NaN where a round has none: ``"accuracy"``, ``"loss"``, ``"seconds"``..."""
@@ -201,6 +206,7 @@ def summarise(
         "peak_memory_bytes": peak_memory(),
         "secure": experiment.secure,
         "privacy": None if experiment.privacy is None else _privacy(federation, experiment.privacy, ledger),
+        "adversary": None if federation.infiltration is None else _attack(federation.infiltration, last),
         "participants": federation.partition.clients,
         "notes": [*notes(federation.task.learner.network), *_remarks(federation, history)],
         "dropped_updates": sum(len(line["dropped"]) for line in history),
@@ -211,18 +217,41 @@ def summarise(
         result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
     if isinstance(federation.scheme, Described):
         result |= federation.scheme.constants(federation.task, parallel)
+    if isinstance(federation.scheme, Measured):
+        result |= federation.scheme.summed_up(history)
     return result
+
+
+def _attack(infiltration: Infiltration, last: Mapping[str, Any]) -> dict[str, Any]:
+    """What malicious clients did, how many there are, and how far they had got in the last evaluated round."""
+    figures = {name: last[name] for name in FIGURES if name in last}
+    return {"attack": infiltration.adversary.attack, "malicious": len(infiltration.clients), **figures}
 
 
 def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader of the result has to know of how it came about."""
     found, asked = [], federation.experiment.privacy
+    if (scaling := federation.target_scaling) is not None:
+        found.append(f"targets are scaled, and outputs and losses with them: {scaling}")
+    if any(phase.gathered for phase in federation.scheme.phases(federation.task)):
+        found.append(
+            f"{federation.experiment.scheme_name}: the server sees every client's update in the clear"
+        )
+    infiltration = federation.infiltration
+    if infiltration is not None and infiltration.adversary.omit_noise and asked is not None:
+        missing = max(line.get("malicious", 0) for line in history)
+        if missing > asked.assumed_dishonest:
+            found.append(
+                f"up to {missing} malicious clients a round added no noise, more than privacy.assumed_dishonest "
+                f"({asked.assumed_dishonest}): the sums were less private than the epsilon here says"
+            )
     cut = sum(line.get("saturated", 0) for line in history)
     if cut:
-        found.append(
-            f"{cut:,} numbers were too large for fixed point and were cut: raise scheme.largest_gradient or "
-            "scheme.largest_activation"
-        )
+        keys = ("largest_gradient", "largest_activation", "headroom")
+        known = " or ".join(f"scheme.{key}" for key in keys if hasattr(federation.scheme, key))
+        found.append(f"{cut:,} numbers were too large for fixed point and were cut: raise {known}")
+    if isinstance(federation.scheme, Measured):
+        found += federation.scheme.remarks(history)
     if asked is not None:
         unit = protected_unit(federation.scheme)
         count = federation.partition.clients if unit == "client" else len(federation.partition.order)

@@ -217,25 +217,14 @@ class RunFolder:
         Raises:
             RunFolderError: it is damaged.
         """
-        path = self.path / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            with _access(path, "read"), safe_open(path, "pt") as file:
-                facts = json.loads((file.metadata() or {})["facts"])
-                names = file.keys()
-                found = Checkpoint(
-                    int(facts["round"]), {name: file.get_tensor(name) for name in names}, facts
-                )
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise self.damaged(error) from None
-        self._state(found.facts)  # a kill may have come between the two
+        found = read_checkpoint(self.path)
+        if found is not None:
+            self._state(found.facts)  # a kill may have come between the two
         return found
 
     def damaged(self, error: Exception) -> RunFolderError:
         """What to raise where the checkpoint does not hold what it should."""
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        return RunFolderError(self.path / CHECKPOINT, f"is damaged ({said}): give another --out")
+        return damaged(self.path, error)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result."""
@@ -284,6 +273,30 @@ class RunFolder:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in a run folder, or None where there is none yet; the folder stays as it is.
+
+    Raises:
+        RunFolderError: it is damaged, or cannot be read.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with _access(path, "read"), safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            names = file.keys()
+            return Checkpoint(int(facts["round"]), {name: file.get_tensor(name) for name in names}, facts)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(folder, error) from None
+
+
+def damaged(folder: Path, error: Exception) -> RunFolderError:
+    """What to raise where a checkpoint does not hold what it should."""
+    said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return RunFolderError(folder / CHECKPOINT, f"is damaged ({said}): give another --out")
 
 
 def _contents(path: Path) -> set[str]:

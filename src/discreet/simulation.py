@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -42,10 +42,12 @@ from discreet.preparation import Federation
 from discreet.privacy.releases import NOTHING, Ledger
 from discreet.results import Best, Run, summarise
 from discreet.rounds import play_round
-from discreet.runs import Checkpoint, RunFolder, check_out, open_run
+from discreet.runs import CHECKPOINT, Checkpoint, RunFolder, check_out, open_run
 from discreet.sampling import attend
-from discreet.schemes.base import Confined, releases_a_round
+from discreet.schemes.base import Confined, Measured, releases_a_round
 from discreet.sums import Tally, answer, check_releases
+from discreet.view import View
+from discreet.watching import Witness
 
 Metrics = dict[str, Any]
 
@@ -91,6 +93,7 @@ def simulate(
     resume: bool = False,
     on_data: DataProgress = no_progress,
     on_round: OnRound | None = None,
+    watch: Sequence[str] = (),
 ) -> Run:
     """Run an experiment on this machine.
 
@@ -105,6 +108,8 @@ def simulate(
         resume: go on with the run folder `out`.
         on_data: called while data that takes long to read is read.
         on_round: called after every round.
+        watch: parties of which all that they receive is kept in memory, for attacks on it: ``server``, ``aggregator``,
+            ``participant:K``. With `resume`, of the rounds that are played now.
 
     Returns:
         The result.
@@ -120,11 +125,12 @@ def simulate(
     federation = preparation.prepare(experiment, data, partition, model, loss, data_dir, on_data)
     experiment = federation.experiment
     check_releases(federation)
+    witness = Witness(federation, watch) if watch else None
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
     with opened as folder, _workers(experiment) as parallel:
         progress, history = _start(federation, folder)
         while not _is_over(federation, progress) and not _patience_is_over(experiment, progress):
-            progress, metrics = _round(federation, progress, parallel)
+            progress, metrics = _round(federation, progress, parallel, witness)
             history.append(metrics)
             if folder:
                 folder.append(metrics)
@@ -146,7 +152,57 @@ def simulate(
         confined=partial(federation.scheme.confined, federation.task, progress.state)
         if isinstance(federation.scheme, Confined)
         else None,
+        views=witness.views() if witness else {},
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Rounds that were played to be looked at.
+
+    Attributes:
+        views: what watched parties received, by their names.
+        states: the server's state at the beginning of each round, by its number. No party's view: attacks are judged by
+            it.
+        state: the server's after the last round.
+        kept: what participants keep for themselves after it, by their numbers.
+    """
+
+    views: Mapping[str, View]
+    states: Mapping[int, Any]
+    state: Any
+    kept: Mapping[int, Tensor]
+
+
+def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[str], rounds: int) -> Observed:
+    """Play rounds that follow on a checkpoint, as the run would go on, and see what parties receive.
+
+    Nothing is written or evaluated. Rounds beyond the experiment's are played all the same, and beyond its privacy
+    budget too: what is released in them is released to whoever runs the simulation.
+
+    Args:
+        federation: of the run.
+        saved: where it stands; None for its beginning.
+        watch: the parties, as for `simulate`.
+        rounds: how many.
+
+    Raises:
+        RunFolderError: the checkpoint belongs to other data, or to another model.
+        Diverged: training became NaN or infinite.
+    """
+    witness = Witness(federation, watch)
+    state = federation.scheme.init(federation.task)
+    progress = Progress(0, state, {}, None)
+    if saved is not None:
+        progress = restored(federation, Path(CHECKPOINT), state, saved)
+    # evaluations are for the run's own results
+    rare = replace(federation.experiment, eval_every=2**62, rounds=2**62)
+    unjudged, states = replace(federation, experiment=rare, releases=None), {}
+    with _workers(federation.experiment) as parallel:
+        for _ in range(rounds):
+            states[progress.round + 1] = progress.state
+            progress, _ = _round(unjudged, progress, parallel, witness)
+    return Observed(witness.views(), states, progress.state, progress.kept)
 
 
 def _is_over(federation: Federation, progress: Progress) -> bool:
@@ -171,7 +227,7 @@ def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, 
     saved, progress = folder.load(), beginning
     if saved is not None:
         try:
-            progress = _restored(federation, folder, beginning.state, saved)
+            progress = restored(federation, folder.path, beginning.state, saved)
         except (KeyError, TypeError, ValueError) as error:
             raise folder.damaged(error) from None
     # only now, when nothing is left to refuse, is the folder changed
@@ -181,8 +237,8 @@ def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, 
     return progress, history
 
 
-def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Checkpoint) -> Progress:
-    """The inverse of `_checkpoint`; `state` is the scheme's first one.
+def restored(federation: Federation, path: Path, state: Any, saved: Checkpoint) -> Progress:
+    """Where a run stands that is saved at `path`; `state` is the scheme's first one.
 
     Raises:
         RunFolderError: it was made with other data, or another model, than there is now.
@@ -190,7 +246,7 @@ def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Chec
     """
     if saved.facts["data"] != federation.fingerprint:
         raise RunFolderError(
-            folder.path,
+            path,
             "was made with other training data, or with another partition of it: give another --out",
         )
     device = federation.task.learner.device
@@ -200,7 +256,7 @@ def _restored(federation: Federation, folder: RunFolder, state: Any, saved: Chec
         wanted = getattr(state, name)
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise RunFolderError(
-                folder.path,
+                path,
                 f"was made with another model ({name} of shape {tuple(tensor.shape)} there and "
                 f"{tuple(wanted.shape)} here): give another --out",
             )
@@ -230,29 +286,38 @@ def _checkpoint(federation: Federation, progress: Progress) -> Checkpoint:
     return Checkpoint(progress.round, tensors, facts)
 
 
-def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[Progress, Metrics]:
+def _round(
+    federation: Federation, progress: Progress, parallel: Map, witness: Witness | None = None
+) -> tuple[Progress, Metrics]:
     """Play one round and evaluate it."""
     experiment, scheme, task = federation.experiment, federation.scheme, federation.task
     number = progress.round + 1
     started = time.perf_counter()
     there = attend(experiment, federation.partition.clients, number)
-    tally = Tally()
+    infiltration = federation.infiltration
+    malicious = frozenset() if infiltration is None else frozenset(infiltration.clients.tolist())
+    tally = Tally(malicious)
     kept = dict(progress.kept) if progress.kept else {}
     playing = play_round(scheme, task, progress.state, number)
     try:
         ask = next(playing)
         while True:
-            ask = playing.send(answer(federation, ask, there, kept, tally, parallel))
+            arrived = witness.arrivals(ask.phase) if witness else None
+            total = answer(federation, ask, there, kept, tally, parallel, arrived)
+            if witness:
+                witness.saw(ask, there, arrived, total)
+            ask = playing.send(total)
     except StopIteration as end:
         state = end.value
     seconds = time.perf_counter() - started
     if tally.diverged:
         raise Diverged(
-            number, f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(scheme)}"
+            number,
+            f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(federation)}",
         )
     for field in fields(state):
         if not getattr(state, field.name).isfinite().all():
-            raise Diverged(number, f"the model became NaN or infinite; {_remedy(scheme)}")
+            raise Diverged(number, f"the model became NaN or infinite; {_remedy(federation)}")
     metrics: Metrics = {
         "round": number,
         "participants": len(tally.accepted),
@@ -264,6 +329,10 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
         "downlink_bytes": tally.downlink,
         "train_loss": tally.loss(),
     }
+    if infiltration is not None:
+        metrics["malicious"] = len(tally.accepted & malicious)
+    if isinstance(scheme, Measured) and state is not progress.state:
+        metrics |= scheme.figures(state)
     if task.modular and task.promise is None:
         metrics["saturated"] = tally.saturated
     ledger = progress.ledger
@@ -278,12 +347,16 @@ def _round(federation: Federation, progress: Progress, parallel: Map) -> tuple[P
     return after, metrics
 
 
-def _remedy(scheme: object) -> str:
+def _remedy(federation: Federation) -> str:
     rates = [
         f"scheme.{name} (now {value})"
-        for name, value in vars(scheme).items()
+        for name, value in vars(federation.scheme).items()
         if name in ("learning_rate", "server_learning_rate")
     ]
+    if federation.infiltration is not None:
+        rates.append(
+            f"adversary.boost (now {federation.infiltration.adversary.boost}), if the attack is not to win"
+        )
     return "lower " + " or ".join(rates)
 
 
@@ -293,13 +366,16 @@ def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, para
     measure = partial(scheme.evaluate, task, progress.state, progress.kept, parallel=parallel)
     started = time.perf_counter()
     found: Evaluation = measure(federation.test)
+    if federation.infiltration is not None:
+        figures = federation.infiltration.yardstick.figures(found, measure)
+        found = replace(found, extras={**found.extras, **figures})
     judged = found
     if federation.holdout is not None:
         judged = measure(federation.holdout)
         metrics |= {"holdout_accuracy": judged.accuracy, "holdout_loss": judged.loss}
     for one in (found, judged):
         if one.loss is not None and not math.isfinite(one.loss):
-            raise Diverged(progress.round, f"the loss is {one.loss}; {_remedy(scheme)}")
+            raise Diverged(progress.round, f"the loss is {one.loss}; {_remedy(federation)}")
     metrics |= {
         "accuracy": found.accuracy,
         "loss": found.loss,

@@ -51,9 +51,14 @@ secrets of a client, which it cannot where more than half of a client's neighbou
 
 
 class Tally:
-    """What is counted while a round is played."""
+    """What is counted while a round is played.
 
-    def __init__(self) -> None:
+    Args:
+        malicious: clients whose training losses mean nothing.
+    """
+
+    def __init__(self, malicious: frozenset[int] = frozenset()) -> None:
+        self.malicious = malicious
         self.accepted: set[int] = set()
         self.empty: set[int] = set()
         self.rejected: set[int] = set()
@@ -77,7 +82,10 @@ class Tally:
             self.withheld |= set(cohort.ids[given.withheld.cpu().numpy()].tolist())
         if given.saturated is not None:
             self.saturated += int(given.saturated.sum())
-        self.losses += losses[np.isfinite(losses) & accepted].tolist()
+        counted = np.isfinite(losses) & accepted
+        if self.malicious:
+            counted &= [client not in self.malicious for client in cohort.ids.tolist()]
+        self.losses += losses[counted].tolist()
         self.uplink += uplink
 
     @property
@@ -119,8 +127,11 @@ def answer(
     kept: dict[int, Tensor],
     tally: Tally,
     parallel: Map,
+    arrived: dict[int, Tensor] | None = None,
 ) -> Total:
     """Sum one phase over the clients that are there; what they keep for themselves goes into `kept`.
+
+    Where `arrived` is given, what came from each client goes into it, by the clients' numbers.
 
     A client whose contribution would be lost is not worked on: it is gone for all phases of the round. The others
     size their noise by how many were drawn, as clients that cannot know who falls silent later.
@@ -132,7 +143,7 @@ def answer(
         tally.downlink += len(ids) * wire_bytes(earlier.group, earlier.length)
     elif phase.length:  # a phase in which nothing is sent needs nothing sent back
         tally.downlink += drawn * _tensor_bytes(ask.payload)
-    if isinstance(scheme, Fused) and len(ids) and scheme.fuses(federation.task):
+    if isinstance(scheme, Fused) and len(ids) and arrived is None and scheme.fuses(federation.task):
         cohort = federation.cohort(ids, ask.round, kept, drawn)
         total, given = scheme.subtotal(federation.task, phase, ask.payload, ask.received, cohort, parallel)
         tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
@@ -143,17 +154,29 @@ def answer(
     values, count = zeros(phase.group, (groups, phase.length)), 0
     stacks = [ids[start : start + lanes] for start in range(0, len(ids), lanes)]
     masked: list[Received] = []
+    gathered: list[Tensor] = []
+    accomplices = federation.accomplices(ids, ask.round, drawn)
     shared = _shared_sum(federation, ask, groups)
-    for received in parallel(lambda stack: _contribute(federation, ask, stack, kept, drawn), stacks):
+
+    def contribute(stack: NDArray[np.int64]) -> Received:
+        return _contribute(federation, ask, stack, kept, drawn, accomplices)
+
+    for received in parallel(contribute, stacks):
         cohort, given = received.cohort, received.given
         tally.count(cohort, given, received.uplink)
         _keep(kept, cohort, given)
         count += len(received.elements)
+        if arrived is not None:
+            senders = cohort.ids[given.accepted.cpu().numpy()].tolist()
+            arrived |= zip(senders, received.elements, strict=True)
         if isinstance(phase.group, Ring) and federation.experiment.secure == "masked":
             masked.append(received)
             continue
         if shared is not None:
             _share(shared, phase.scope, received, tally)
+            continue
+        if phase.gathered:
+            gathered.append(received.elements)
             continue
         if phase.scope == "all":
             accumulate(phase.group, values[0], received.elements)
@@ -166,6 +189,8 @@ def answer(
         # that nobody at all was drawn is seen, and a release like any other; its sum is nothing
         tally.released = not drawn
         return Total(values[0], 0)  # fewer shares of noise than were promised: nobody sees this sum
+    if gathered:
+        return Total(torch.cat(gathered), count)
     if masked:
         return _masked(federation, ask, there, masked, tally)
     if shared is not None:
@@ -316,10 +341,17 @@ def _spare(promise: Promise | None, cohort: int, masked: bool) -> int:
 
 
 def _contribute(
-    federation: Federation, ask: Ask, ids: NDArray[np.int64], kept: dict[int, Tensor], participants: int
+    federation: Federation,
+    ask: Ask,
+    ids: NDArray[np.int64],
+    kept: dict[int, Tensor],
+    participants: int,
+    accomplices: Cohort | None,
 ) -> Received:
     """Let one stack of clients contribute, and send it over an imagined wire."""
     cohort, phase = federation.cohort(ids, ask.round, kept, participants), ask.phase
+    if accomplices is not None:
+        cohort = replace(cohort, accomplices=accomplices)
     given = federation.scheme.contribute(federation.task, phase, ask.payload, ask.received, cohort)
     elements = given.elements if given.accepted.all() else given.elements[given.accepted]
     body = encode(phase.group, elements)

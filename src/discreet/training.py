@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
@@ -63,6 +64,7 @@ class Learner:
         device: where training runs.
         augment: drawn anew for each training batch; None for none.
         dimensions: of one input, without the batch's.
+        shape: of one input; empty where a scheme that must know it is told nothing.
     """
 
     network: Network
@@ -72,6 +74,7 @@ class Learner:
     device: torch.device
     augment: FlipCrop | None = None
     dimensions: int = 1
+    shape: tuple[int, ...] = ()
 
     def gradient(self, dimensions: int) -> LaneGradient:
         """The gradient function, for the use of one thread."""
@@ -233,7 +236,12 @@ class Trained:
 
 
 def train(
-    learner: Learner, plan: LocalTraining, start: Tensor, cohort: Cohort, randomness: Seeded
+    learner: Learner,
+    plan: LocalTraining,
+    start: Tensor,
+    cohort: Cohort,
+    randomness: Seeded,
+    uphill: NDArray[np.bool_] | None = None,
 ) -> Trained:
     """Train every client of a cohort from `start`.
 
@@ -244,13 +252,15 @@ def train(
         cohort: K clients; memory grows with K * n, so callers pass a few stacks at a time. One that holds some of the
             features only sees the others as 0.
         randomness: streams of the run.
+        uphill: shape (K,): who steps along its gradients instead of against them; None for nobody.
     """
     gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
     found: list[Trained] = []
     for part in cohort.chunks(learner.lanes):
         taken = sum(len(one.losses) for one in found)
         own = start if start.dim() == 1 else start[taken : taken + len(part)]
-        found.append(_train_stack(learner, plan, gradient, own, part, randomness))
+        up = None if uphill is None else uphill[taken : taken + len(part)]
+        found.append(_train_stack(learner, plan, gradient, own, part, randomness, up))
     return _joined(found)
 
 
@@ -261,10 +271,14 @@ def _train_stack(
     start: Tensor,
     cohort: Cohort,
     randomness: Seeded,
+    uphill: NDArray[np.bool_] | None,
 ) -> Trained:
     """Train at most `learner.lanes` clients side by side."""
     lanes, network = learner.lanes, learner.network
     batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
+    signs = _signs(uphill, lanes)
+    if signs is not None:
+        batches = replace(batches, weights=batches.weights * signs[:, None, None])
     begin = _padded(start, lanes)
     stack = [
         begin[:, slot.offset : slot.offset + slot.size].reshape(lanes, *slot.shape).clone()
@@ -293,7 +307,18 @@ def _train_stack(
                         _write_changes(network, changes, stack, begin, slice(lane, lane + 1))
         if uniform:
             _write_changes(network, changes, stack, begin, slice(0, lanes))
+    if signs is not None:
+        losses = losses * signs.to(losses)
     return _trained(changes, losses / taken, taken, cohort)
+
+
+def _signs(uphill: NDArray[np.bool_] | None, lanes: int) -> Tensor | None:
+    """Shape (lanes,): -1 for who steps along its gradients, else 1; None where nobody does."""
+    if uphill is None or not uphill.any():
+        return None
+    signs = torch.ones(lanes)
+    signs[: len(uphill)][torch.from_numpy(uphill)] = -1
+    return signs
 
 
 def _stepper(
@@ -333,11 +358,63 @@ def mean_gradients(
         Gradients in `changes`, and the losses at `vector`.
     """
     gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
+
+    def add(
+        sums: Tensor, stack: list[Tensor], inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor
+    ) -> Tensor:
+        gradients, losses = gradient(stack, inputs, targets, weights, keys)
+        for slot, value in zip(learner.network.layout, gradients, strict=True):
+            sums[:, slot.offset : slot.offset + slot.size] += value.flatten(1)
+        return losses
+
+    return means(learner, add, learner.network.count, vector, cohort, randomness, batch_size)
+
+
+class AddBatch(Protocol):
+    """Works on a batch of each of L lanes, and adds what it gives to running sums, in place."""
+
+    def __call__(
+        self,
+        sums: Tensor,
+        stack: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        /,
+    ) -> Tensor:
+        """Returns the losses, shape (L,); `sums` has shape (L, length), the rest is as `LaneGradient` takes it."""
+        ...
+
+
+def means(
+    learner: Learner,
+    add: AddBatch,
+    length: int,
+    vector: Tensor,
+    cohort: Cohort,
+    randomness: Seeded,
+    batch_size: int = 0,
+) -> Trained:
+    """What `add` gives for each client, meant over a batch or over all of its examples.
+
+    Args:
+        learner: model, loss and way of computing.
+        add: does the work; for the use of one thread.
+        length: of what it adds to.
+        vector: as for `mean_gradients`, like the rest.
+        cohort: likewise.
+        randomness: likewise.
+        batch_size: likewise.
+
+    Returns:
+        The means in `changes`, shape (K, length).
+    """
     found: list[Trained] = []
     for part in cohort.chunks(learner.lanes):
         taken = sum(len(one.losses) for one in found)
         own = vector if vector.dim() == 1 else vector[taken : taken + len(part)]
-        found.append(_gradient_stack(learner, gradient, own, part, randomness, batch_size))
+        found.append(_mean_stack(learner, add, length, own, part, randomness, batch_size))
     return _joined(found)
 
 
@@ -345,9 +422,10 @@ PIECE = 128
 """Examples of a lane whose activations are held at once when a gradient over all examples is added up."""
 
 
-def _gradient_stack(
+def _mean_stack(
     learner: Learner,
-    gradient: LaneGradient,
+    add: AddBatch,
+    length: int,
     vector: Tensor,
     cohort: Cohort,
     randomness: Seeded,
@@ -361,18 +439,16 @@ def _gradient_stack(
     )
     batches = draw_batches(plan, cohort, lanes, randomness, learner.augment)
     real = batches.weights > 0
-    batches = replace(batches, weights=real / real.sum((1, 2), keepdim=True).clamp(min=1))
+    counts = real.sum((1, 2), keepdim=True).clamp(min=1)
+    batches = replace(batches, weights=real.to(vector.dtype) / counts)
     stack = list(network.unflatten(_padded(vector, lanes)).values())
-    sums = torch.zeros(lanes, network.count, dtype=vector.dtype, device=learner.device)
+    sums = torch.zeros(lanes, length, dtype=vector.dtype, device=learner.device)
     losses = torch.zeros(lanes, dtype=vector.dtype, device=learner.device)
     with torch.no_grad():
         for step in range(batches.indices.shape[1]):
             inputs, targets, weights = _batch(learner, cohort.examples, batches, step, vector.dtype)
             keys = (batches.keys + step).to(learner.device)
-            gradients, step_losses = gradient(stack, inputs, targets, weights, keys)
-            losses += step_losses
-            for slot, value in zip(network.layout, gradients, strict=True):
-                sums[:, slot.offset : slot.offset + slot.size] += value.flatten(1)
+            losses += add(sums, stack, inputs, targets, weights, keys)
     taken = torch.tensor(batches.steps, device=learner.device)
     return _trained(sums, torch.where(taken > 0, losses, torch.nan), taken, cohort)
 

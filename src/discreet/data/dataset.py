@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from discreet.cohort import Examples
+from discreet.data.scaling import Scaling
 from discreet.errors import DataError
 from discreet.randomness import SERVER, Seeded
 
@@ -39,6 +40,7 @@ class Dataset:
         classes: the classes' names in the order of their numbers; None for a regression.
         columns: values of the train rows by which a partition may group them, by column name; shape (count,).
         vocabulary: for texts the number of token ids, 0 (padding) included; else None.
+        target_scaling: how the targets of a regression were scaled; None where they are in their own unit.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Dataset:
     classes: tuple[str, ...] | None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     vocabulary: int | None = None
+    target_scaling: Scaling | None = None
 
     @property
     def outputs(self) -> int:
@@ -70,6 +73,7 @@ class Arrays:
     test_targets: NDArray[Any]
     classes: tuple[str, ...] | None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    target_scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def as_dataset(name: str, kind: Kind, arrays: Arrays, vocabulary: int | None = N
         classes=arrays.classes,
         columns=arrays.columns,
         vocabulary=vocabulary,
+        target_scaling=arrays.target_scaling,
     )
 
 

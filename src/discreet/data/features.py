@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.data.dataset import Arrays, split
+from discreet.data.scaling import Scaling, standardised
 from discreet.data.tables import Rows, read_columns, read_npz
 from discreet.errors import ConfigError, DataError
 
@@ -40,9 +41,9 @@ def read_table(
         ignore: columns that are left out (CSV and Parquet).
         test_fraction: the test split's share otherwise, in (0, 1).
         seed: of that split.
-        standardise: shift and scale each feature to mean 0 and standard deviation 1 over the train rows. **This uses
-            statistics pooled over all participants**: in a real federation they have to agree on public ones first.
-            A constant feature becomes 0.
+        standardise: shift and scale each feature, and each target of a regression, to mean 0 and standard deviation 1
+            over the train rows. **This uses statistics pooled over all participants**: in a real federation they have
+            to agree on public ones first. A constant feature becomes 0.
 
     Returns:
         Inputs float32 (rows, features), class numbers int64 (rows,) or values float32 (rows, outputs).
@@ -54,21 +55,24 @@ def read_table(
     """
     train, test = _read(path, target, client_column, test_path, ignore)
     columns = {} if train.client is None else {client_column or "client": train.client}
-    if test is None:
-        numbered, classes = _classes(train.path, train.targets)
-        kept, held_out = split(path, numbered, test_fraction, seed)
-        inputs = _scaled(train.features[kept], train.features[held_out], standardise, train)
-        return Arrays(
-            inputs[0],
-            numbered[kept],
-            inputs[1],
-            numbered[held_out],
-            classes,
-            {name: values[kept] for name, values in columns.items()},
-        )
-    inputs = _scaled(train.features, test.features, standardise, train)
     targets, classes = _classes(train.path, train.targets)
-    return Arrays(inputs[0], targets, inputs[1], _matched(test, train, targets, classes), classes, columns)
+    if test is None:
+        kept, held_out = split(path, targets, test_fraction, seed)
+        learnt, tested = train.features[kept], train.features[held_out]
+        targets, wanted = targets[kept], targets[held_out]
+        columns = {name: values[kept] for name, values in columns.items()}
+    else:
+        learnt, tested = train.features, test.features
+        if learnt.shape[1] != tested.shape[1]:
+            raise DataError(path, f"{learnt.shape[1]} features, but the test rows have {tested.shape[1]}")
+        wanted = _matched(test, train, targets, classes)
+    names = [f"column {name!r}" for name in train.names]
+    inputs, test_inputs, _ = _scaled(learnt, tested, standardise, path, names)
+    scaling = None
+    if classes is None:
+        names = [f"target {number}" for number in range(1, targets.shape[1] + 1)]
+        targets, wanted, scaling = _scaled(targets, wanted, standardise, path, names)
+    return Arrays(inputs, targets, test_inputs, wanted, classes, columns, scaling)
 
 
 def _read(
@@ -109,30 +113,29 @@ def _read(
 
 
 def _scaled(
-    train: NDArray[np.float64], test: NDArray[np.float64], standardise: bool, rows: Rows
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    if train.shape[1] != test.shape[1]:
-        raise DataError(rows.path, f"{train.shape[1]} features, but the test rows have {test.shape[1]}")
+    train: NDArray[np.float64],
+    test: NDArray[np.float64],
+    standardise: bool,
+    path: Path,
+    names: Sequence[str],
+) -> tuple[NDArray[np.float32], NDArray[np.float32], Scaling | None]:
+    """Columns of values as float32, scaled if that is asked for, and by what; `names` are for messages."""
+    scaling = None
     if standardise:
-        mean, spread = train.mean(axis=0), train.std(axis=0)
-        # Rounding leaves a constant feature a tiny spread, by which nothing must be divided.
-        constant = spread <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
-        spread = np.where(constant, 1.0, spread)
-        train, test = (train - mean) / spread, (test - mean) / spread
-        train[:, constant] = 0.0
+        train, test, scaling = standardised(train, test)
     with np.errstate(over="ignore"):
         result = train.astype(np.float32), test.astype(np.float32)
     for part in result:
         if not np.isfinite(part).all():
-            column = rows.names[int(np.argwhere(~np.isfinite(part))[0][1])]
-            raise DataError(rows.path, f"column {column!r} has values too large for 32-bit floats")
-    return result
+            column = names[int(np.argwhere(~np.isfinite(part))[0][1])]
+            raise DataError(path, f"{column} has values too large for 32-bit floats")
+    return *result, scaling
 
 
 def _classes(path: Path, targets: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...] | None]:
-    """Class numbers and names, or float32 (rows, outputs) and None."""
+    """Class numbers and names, or float64 (rows, outputs) and None."""
     if targets.dtype.kind == "f":
-        return targets.reshape(len(targets), -1).astype(np.float32), None
+        return targets.reshape(len(targets), -1).astype(np.float64), None
     labels, numbers = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
         raise DataError(
@@ -149,7 +152,7 @@ def _matched(test: Rows, train: Rows, targets: NDArray[Any], classes: tuple[str,
                 test.path,
                 f"its targets are {test.targets.dtype}, but those of {train.path} are {train.targets.dtype}",
             )
-        values = test.targets.reshape(len(test), -1).astype(np.float32)
+        values = test.targets.reshape(len(test), -1).astype(np.float64)
         if values.shape[1] != targets.shape[1]:
             raise DataError(
                 test.path, f"{values.shape[1]} targets a row, but {train.path} has {targets.shape[1]}"

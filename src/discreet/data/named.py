@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from discreet.data import cifar
-from discreet.data.dataset import Arrays, Kind, Reading, split
+from discreet.data.dataset import Arrays, Kind, Reading
 from discreet.data.idx import count_idx, holds_labels_of, read_idx_set
 from discreet.data.images import count_faces, read_faces, read_image_tree
 from discreet.data.places import Count, Form
@@ -21,9 +19,6 @@ FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 DIGITS = tuple("0123456789")
-
-DIGITS_SPLIT_SEED = 0
-"""Digits is always divided alike, 1,437 to 360, whatever the seed: results stay comparable."""
 
 # SHA-256 of the unpacked train labels, by which the two sets are told apart: their files have the same names.
 _MNIST_LABELS = "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
@@ -43,21 +38,6 @@ class NamedSet:
     kind: Kind
     forms: tuple[Form, ...]
     system: tuple[Path, ...] = ()
-
-
-def read_digits() -> Arrays:
-    """The 1,797 handwritten digits that scikit-learn ships, as float32 (count, 1, 8, 8) from 0 to 1.
-
-    1,437 are for training and 360 for testing, stratified, divided by the fixed `DIGITS_SPLIT_SEED`.
-    """
-    # scikit-learn takes a second to import, which commands that load another set need not wait for.
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    inputs = (np.asarray(images) / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    targets = np.asarray(labels).astype(np.int64)
-    train, test = split("digits", targets, 0.2, DIGITS_SPLIT_SEED)
-    return Arrays(inputs[train], targets[train], inputs[test], targets[test], DIGITS)
 
 
 def _idx_forms(classes: tuple[str, ...], folders: tuple[str, ...], not_labels: str) -> tuple[Form, ...]:

@@ -14,13 +14,15 @@ class Shape:
 
     Attributes:
         inputs: the shape of one input.
-        outputs: how many classes there are.
+        outputs: how many classes there are, or targets of a regression.
         vocabulary: how many token numbers there are, where inputs are texts; None elsewhere.
+        classes: whether the targets are classes.
     """
 
     inputs: tuple[int, ...]
     outputs: int
     vocabulary: int | None = None
+    classes: bool = True
 
 
 IMAGES: Mapping[str, Shape] = {
@@ -29,6 +31,11 @@ IMAGES: Mapping[str, Shape] = {
     "fashion-mnist": Shape((1, 28, 28), 10),
     "cifar10": Shape((3, 32, 32), 10),
     "cifar100": Shape((3, 32, 32), 100),
+}
+
+TABLES: Mapping[str, Shape] = {
+    "diabetes": Shape((10,), 1, classes=False),
+    "breast-cancer": Shape((30,), 2),
 }
 
 
@@ -46,6 +53,8 @@ def shape_of(
     """
     if name == "imdb":
         return Shape((max_tokens,), 2, vocabulary)
+    if name in TABLES:
+        return TABLES[name]
     images = None if image_size else IMAGES.get(name)
     if images is None or features == "none":
         return images

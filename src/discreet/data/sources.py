@@ -12,9 +12,10 @@ from discreet.data.cache import prepared
 from discreet.data.dataset import Dataset, Kind, Progress, Reading, as_dataset, no_progress
 from discreet.data.features import read_table
 from discreet.data.images import read_image_tree
-from discreet.data.named import named_sets, read_digits
+from discreet.data.named import named_sets
 from discreet.data.places import find, roots
 from discreet.data.scattering import check_scattering, scattered
+from discreet.data.shipped import SHIPPED
 from discreet.errors import ConfigError, DataError
 from discreet.names import did_you_mean
 
@@ -39,6 +40,10 @@ class Source:
 
 SOURCES: Mapping[str, Source] = {
     "digits": Source("image", "1,797 handwritten digits of 8x8 pixels; always there"),
+    "diabetes": Source(
+        "table", "442 patients, 10 figures each: how far the disease goes (a value); always there"
+    ),
+    "breast-cancer": Source("table", "569 tumours, 30 figures each: malignant or benign; always there"),
     "mnist": Source("image", "70,000 handwritten digits of 28x28 pixels"),
     "fashion-mnist": Source("image", "70,000 articles of clothing, 28x28 pixels"),
     "cifar10": Source("image", "60,000 colour images of 32x32 pixels in 10 classes"),
@@ -104,9 +109,10 @@ def load(
         client_column: for ``table`` the column that says whose each row is; see `Dataset.columns`.
         ignore: for ``table``, columns that are left out.
         test_fraction: the test split's share where the files have none, in (0, 1); stratified by class.
-        seed: of that split. Digits is always divided alike.
-        standardise: for ``table``, scale each feature by its mean and standard deviation over the train rows. These
-            are **pooled statistics**, which participants of a real federation would have to agree on.
+        seed: of that split. The sets that scikit-learn ships are always divided alike.
+        standardise: for tables, your own or shipped, scale each feature, and each target of a regression, by its mean
+            and standard deviation over the train rows; `Dataset.target_scaling` says by what a target was. These are
+            **pooled statistics**, which participants of a real federation would have to agree on.
         image_size: for ``images``, resize to this height and width (or square); without it, or with 0, all must have
             one size.
         min_faces: for ``lfw``, leave out people with fewer images.
@@ -147,6 +153,8 @@ def load(
             standardise=standardise,
         )
         return as_dataset(name, source.kind, arrays)
+    if name in SHIPPED:
+        return as_dataset(name, source.kind, SHIPPED[name].read(standardise))
     if source.kind == "image":
         return _images(name, source.kind, path, data_dir, reading)
     return _load_named(name, data_dir, reading)
@@ -158,7 +166,7 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
     Raises:
         DataError: if `data_dir` is given and is no folder.
     """
-    found = [_digits()]
+    found = _shipped()
     reading = Reading()
     for name, wanted in named_sets().items():
         where = roots(data_dir, wanted.system)
@@ -172,18 +180,20 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
     return found
 
 
-def _digits() -> Found:
+def _shipped() -> list[Found]:
     # Looked up and not imported: importing scikit-learn takes a second.
     package = find_spec("sklearn")
     path = None if package is None or package.origin is None else Path(package.origin).parent / "datasets"
-    return Found("digits", path, 1437, 360, "comes with scikit-learn")
+    return [
+        Found(name, path, kept.train, kept.test, "comes with scikit-learn") for name, kept in SHIPPED.items()
+    ]
 
 
 def _images(
     name: str, kind: Kind, path: Path | str | None, data_dir: Path | str | None, reading: Reading
 ) -> Dataset:
-    if name == "digits":
-        return as_dataset(name, kind, read_digits())
+    if name in SHIPPED:
+        return as_dataset(name, kind, SHIPPED[name].read(False))
     if name != "images":
         return _load_named(name, data_dir, reading)
     folder = _own_path(name, path)

@@ -13,7 +13,7 @@ from discreet.privacy.planning import Plan, statement, warnings
 from discreet.privacy.promise import Promise
 from discreet.privacy.traffic import Traffic, masked_bytes, traffic
 from discreet.schemes import SCHEMES, DPSignFed
-from discreet.schemes.base import Phase, Task
+from discreet.schemes.base import Addressed, Phase, Task
 from discreet.schemes.private import promise_of
 from discreet.secure.groups import Reals, Signs, wire_bytes
 from discreet.secure.masking import GraphPlan
@@ -117,7 +117,8 @@ def _traffic(
         phases = _phases(scheme, task)
         if not phases:
             continue
-        up, down = sum(wire_bytes(phase.group, phase.length) for phase in phases), 4 * task.parameters
+        up = sum(wire_bytes(phase.group, phase.length) for phase in phases)
+        down = scheme.payload_bytes(task) if isinstance(scheme, Addressed) else 4 * task.parameters
         if scheme.private and graph is not None:
             each = [masked_bytes(_bits(phase), phase.length, graph) for phase in phases]
             up, down = sum(sent for sent, _ in each), down + sum(received for _, received in each)

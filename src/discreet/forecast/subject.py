@@ -49,12 +49,13 @@ def subject(
     data = load_data(experiment, data_dir) if natural or (shape is None and parameters is None) else None
     counted = clients or _clients(experiment, data)
     if parameters is not None:
-        return _task(_of_size(parameters), 1, experiment, counted), counted
+        return _task(_of_size(parameters), (), experiment, counted), counted
     classes = True
     if data is not None:
         shape, classes = Shape(data.shape, data.outputs, data.vocabulary), data.classes is not None
         probe = data.train.gather(torch.arange(2) % len(data.train))[0]
     elif shape is not None:
+        classes = shape.classes
         probe = _any_inputs(shape)
     else:
         raise LocalProtocolError(f"the inputs of {chosen.name} are not known")
@@ -70,12 +71,14 @@ def subject(
         probe=probe,
         classes=classes,
     )
-    return _task(network, len(shape.inputs), experiment, counted), counted
+    return _task(network, shape.inputs, experiment, counted), counted
 
 
-def _task(network: Network, dimensions: int, experiment: Experiment, clients: int) -> Task:
+def _task(network: Network, shape: tuple[int, ...], experiment: Experiment, clients: int) -> Task:
     cpu = torch.device("cpu")
-    learner = Learner(network, losses.cross_entropy, "autograd", 1, cpu, dimensions=dimensions)
+    # which loss it is does not matter to messages, but to whether there can be any: this one fits all schemes
+    loss = losses.squared_error
+    learner = Learner(network, loss, "autograd", 1, cpu, dimensions=max(1, len(shape)), shape=shape)
     return Task(learner, Seeded(experiment.seed), grid=Grid(np.ones(clients, np.int64)))
 
 

@@ -96,10 +96,15 @@ def _lead(runs: Sequence[Summary]) -> Markup:
 
 def _summary_note(runs: Sequence[Summary]) -> str:
     note = "MB up and down: 10\u2076 bytes, all clients and rounds together. s / round: median."
-    if len(runs) > 1:
+    if len(runs) > 1 and any(run.final and run.final.accuracy is not None for run in runs):
         note += " Bold: the highest accuracy."
     if any(run.worst for run in runs):
         note += " Worst model: the least accurate of the participants' own models."
+    if any(run.adversary for run in runs):
+        note += (
+            " Under attack, after the last round: main accuracy is that of all classes but the source class; "
+            "the source class's accuracy, and the share of it that was taken for the target class."
+        )
     if any(run.dropped for run in runs):
         note += " Dropped: updates that were left out of a sum."
     return note

@@ -63,6 +63,15 @@ class _Privacy(_Checked):
     unit: str | None = None
 
 
+class _Adversary(_Checked):
+    attack: str | None = None
+    malicious: int | None = None
+    main_accuracy: float | None = None
+    source_accuracy: float | None = None
+    source_to_target: float | None = None
+    pattern_to_target: float | None = None
+
+
 class _Result(_Checked):
     scheme: str | None = None
     dataset: str | None = None
@@ -78,6 +87,7 @@ class _Result(_Checked):
     downlink_bytes: float | None = None
     seconds_per_round: float | None = None
     privacy: _Privacy | None = None
+    adversary: _Adversary | None = None
     versions: dict[str, str] | None = None
 
 

@@ -76,6 +76,7 @@ class Summary:
     megabytes_down: float | None
     seconds: float | None
     privacy: Mapping[str, Any] | None
+    adversary: Mapping[str, Any] | None
     points: tuple[Point, ...]
     settings: Mapping[str, str]
 
@@ -107,6 +108,7 @@ def summarize(run: RunRecord) -> Summary:
         megabytes_down=_megabytes(run, "downlink_bytes"),
         seconds=_seconds(run),
         privacy=result.get("privacy"),
+        adversary=result.get("adversary"),
         points=points,
         settings=settings,
     )

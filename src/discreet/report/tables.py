@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from discreet.report.axes import group_digits
 from discreet.report.charts import swatch
 from discreet.report.markup import Markup, join, tag, text
+from discreet.report.records import finite
 from discreet.report.summary import Score, Summary
 
 NONE = "\u2013"
@@ -266,6 +267,10 @@ def _count(value: int | None) -> str | None:
     return None if value is None else group_digits(str(value))
 
 
+def _reached(run: Summary, figure: str) -> str | None:
+    return percent(finite((run.adversary or {}).get(figure)))
+
+
 def _worst_of(run: Summary) -> str | None:
     return percent(_accuracy_of(run.worst)) or (number(run.worst.loss) if run.worst else None)
 
@@ -287,6 +292,12 @@ _COLUMNS = (
     ),
     _Column("in round", _best_round),
     _Column("Worst model", _worst_of),
+    _Column("Attack", lambda run: (run.adversary or {}).get("attack"), numeric=False),
+    _Column("Malicious", lambda run: _count((run.adversary or {}).get("malicious"))),
+    _Column("Main accuracy", lambda run: _reached(run, "main_accuracy")),
+    _Column("Source class", lambda run: _reached(run, "source_accuracy")),
+    _Column("taken for target", lambda run: _reached(run, "source_to_target")),
+    _Column("Pattern taken for target", lambda run: _reached(run, "pattern_to_target")),
     _Column("Final loss", _loss_without_accuracy),
     _Column("Bits / para\u00admeter", lambda run: number(run.bits_per_parameter)),
     _Column("MB up", lambda run: number(run.megabytes_up, 3)),

@@ -112,6 +112,10 @@ def markdown(record: Mapping[str, Any]) -> str:
     parts += [
         f"{cell['row']}, {cell['column']}: {cell['failure']}" for cell in record["cells"] if cell["failure"]
     ]
+    finished = [cell for cell in record["cells"] if not cell["failure"]]
+    absent = [path for path in record["show"] if all(one["figures"][path]["ours"] is None for one in finished)]
+    if finished and absent:
+        parts.append(f"No result has {' or '.join(absent)}.")
     if wanted := record["reached"] + record["missed"]:
         parts.append(f"{record['reached']} of {wanted} wanted figures reached.")
     parts.append(f"`{record['command']}`: {_duration(record['seconds'])} of rounds and evaluations.")

@@ -10,7 +10,9 @@ from discreet.schemes.dp_fedavg import DPFedAvg
 from discreet.schemes.dp_sgd import DPSGD
 from discreet.schemes.dp_signfed import DPSignFed
 from discreet.schemes.fedavg import FedAvg, FedSGD
+from discreet.schemes.lossless import Lossless
 from discreet.schemes.references import Centralized, Local
+from discreet.schemes.robust import RobustFedAvg
 from discreet.schemes.signfed import SignFed
 
 SCHEMES: Mapping[str, type[Any]] = {
@@ -18,11 +20,13 @@ SCHEMES: Mapping[str, type[Any]] = {
     "local": Local,
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
+    "robust-fedavg": RobustFedAvg,
     "signfed": SignFed,
     "dp-fedavg": DPFedAvg,
     "dp-signfed": DPSignFed,
     "dp-sgd": DPSGD,
     "cgd": ConfinedGradientDescent,
+    "lossless": Lossless,
 }
 
 __all__ = [
@@ -35,5 +39,7 @@ __all__ = [
     "FedAvg",
     "FedSGD",
     "Local",
+    "Lossless",
+    "RobustFedAvg",
     "SignFed",
 ]

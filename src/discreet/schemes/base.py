@@ -10,19 +10,23 @@ those come as arguments, so that the same object serves a simulation of a thousa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.adversaries.malice import Malice
+from discreet.adversaries.settings import Misdeed
 from discreet.cohort import Cohort, Examples, Grid
 from discreet.evaluation import Evaluation, Map, evaluate
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import Released
 from discreet.randomness import Seeded
 from discreet.secure.groups import Group
-from discreet.training import Learner
+from discreet.training import Learner, LocalTraining, Trained, mean_gradients, train
 
 Scope = Literal["all", "row", "column"]
 StateT = TypeVar("StateT")
@@ -39,6 +43,8 @@ class Phase:
         length: elements in one participant's contribution; 0 where nothing leaves the participant.
         scope: summed over all participants, or separately within the rows or the columns of a grid.
         common: so many of the last elements are summed over all participants, whatever the scope.
+        gathered: True if nothing is added: the sum is of multisets, and whoever adds sees every contribution. Only
+            baselines that need this have it; no such sum can be secure.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Phase:
     length: int
     scope: Scope = "all"
     common: int = 0
+    gathered: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +68,7 @@ class Task:
         modular: whether sums that may be of real numbers have to be of integers modulo 2^b, to be secure.
         scratch: what follows from the task and the participants' data and takes long to work out, kept from round to
             round by whoever holds it. It changes time and nothing else, and is never stored or sent.
+        adversary: what malicious clients of a simulation do in a round; None where all run the protocol.
     """
 
     learner: Learner
@@ -69,6 +77,7 @@ class Task:
     grid: Grid | None = None
     modular: bool = False
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
+    adversary: Malice | None = None
 
     @property
     def parameters(self) -> int:
@@ -78,6 +87,32 @@ class Task:
     def initial(self) -> Tensor:
         """The initial parameters, shape (n,), the same for everybody who has the seed."""
         return self.learner.network.initial(self.randomness).to(self.learner.device)
+
+    def train(self, plan: LocalTraining, start: Tensor, cohort: Cohort) -> Trained:
+        """What clients say that local training from `start`, shape (n,), gave."""
+        if self.adversary is None:
+            return train(self.learner, plan, start, cohort, self.randomness)
+
+        def work(some: Cohort, uphill: NDArray[np.bool_]) -> Trained:
+            return train(self.learner, plan, start, some, self.randomness, uphill)
+
+        return self.adversary.pretended(work, start, cohort, self.randomness, self.scratch)
+
+    def gradients(self, vector: Tensor, cohort: Cohort, batch_size: int) -> Trained:
+        """What clients say that their mean gradients at `vector`, shape (n,), are."""
+        if self.adversary is None:
+            return mean_gradients(self.learner, vector, cohort, self.randomness, batch_size)
+
+        def work(some: Cohort, uphill: NDArray[np.bool_]) -> Trained:
+            found = mean_gradients(self.learner, vector, some, self.randomness, batch_size)
+            found.changes[uphill] *= -1
+            return found
+
+        return self.adversary.pretended(work, vector, cohort, self.randomness, self.scratch)
+
+    def boosted(self, trained: Trained, cohort: Cohort) -> Trained:
+        """What clients send in floating point of what they say that they found."""
+        return trained if self.adversary is None else self.adversary.boosted(trained, cohort)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +145,7 @@ class Total:
 
     Attributes:
         values: shape (length,); (groups, length) for the scopes ``"row"`` and ``"column"``, where the common elements
-            are the same in every group.
+            are the same in every group; (count, length) where contributions are gathered, in their clients' order.
         count: how many participants are in it.
     """
 
@@ -232,12 +267,53 @@ def protected_unit(scheme: object) -> Literal["client", "record"]:
     return "record" if isinstance(scheme, RecordLevel) else "client"
 
 
+def misdeeds_under(scheme: object) -> frozenset[Misdeed]:
+    """What malicious clients of a scheme can do; if it does not say, only what they do to their data."""
+    found: frozenset[Misdeed] = getattr(scheme, "misdeeds", frozenset({"data"}))
+    return found
+
+
 @runtime_checkable
 class Described(Protocol):
     """A scheme of which a simulation can tell figures that no round changes."""
 
     def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
         """The figures, by the names they have in ``result.json``; None for what this task has not."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A scheme that measures something in every round."""
+
+    def figures(self, state: Any) -> Mapping[str, float]:
+        """Figures of the round that led to this state, by the names they have in the metrics."""
+        ...
+
+    def summed_up(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, float | None]:
+        """What they come to over all rounds, by the names it has in ``result.json``."""
+        ...
+
+    def remarks(self, history: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What a reader of the result has to know of them."""
+        ...
+
+
+@runtime_checkable
+class Addressed(Protocol):
+    """A scheme of which participants are sent something else than the model's parameters in float32."""
+
+    def payload_bytes(self, task: Task) -> int:
+        """Bytes that one participant is sent at the beginning of a round."""
+        ...
+
+
+@runtime_checkable
+class Narrowed(Protocol):
+    """A scheme of which some participants are sent a part of the payload only."""
+
+    def sent_to(self, task: Task, payload: Any, participant: int) -> Any:
+        """What one participant is sent of it."""
         ...
 
 

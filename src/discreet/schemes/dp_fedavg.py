@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError
@@ -22,7 +23,7 @@ from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel,
 from discreet.schemes.private import bits_for, noisy, promise_of, released
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS, LocalTraining, train
+from discreet.training import HYPERPARAMETERS, LocalTraining
 
 QUANTILE, RATE = 0.5, 0.2
 """Of adaptive clipping, if nothing else is asked for: the values of the paper's experiments."""
@@ -75,6 +76,7 @@ class DPFedAvg(SharedModel, ServerStep, LocalTraining):
     """
 
     summary: ClassVar[str] = "clipped, noisy updates in fixed point: differentially private (DP-StdFed)"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "common", "boost", "noise", "clip"})
     private: ClassVar[bool] = True
     modular: ClassVar[bool] = True
 
@@ -132,7 +134,7 @@ class DPFedAvg(SharedModel, ServerStep, LocalTraining):
         self, task: Task, phase: Phase, payload: ClippedModel, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
         """Clipped updates, or in which range their norms lie, and noise."""
-        trained = train(task.learner, self, payload.vector, cohort, task.randomness)
+        trained = task.train(self, payload.vector, cohort)
         usable = trained.accepted.cpu()[:, None]
         changes = torch.where(usable, trained.changes.cpu().double(), 0.0)
         norm, clip_norm = self.update_norm(task), float(payload.clip_norm)
@@ -140,6 +142,8 @@ class DPFedAvg(SharedModel, ServerStep, LocalTraining):
             integers = clipping.histogram(changes, self.clip_norm, int(norm))
         else:
             integers = clipping.clipped(changes, clip_norm, norm)
+            if task.adversary is not None:
+                integers = task.adversary.unclipped(integers, changes * (norm / clip_norm), cohort)
             if self.clip == "adaptive":
                 answers = clipping.within(changes, clip_norm, self.answer(task))
                 integers = torch.cat([integers, answers], dim=1)

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError, LocalProtocolError
@@ -50,6 +51,7 @@ class DPSGD(SharedModel):
     pooled: ClassVar[bool] = True
     everyone: ClassVar[bool] = True
     private: ClassVar[bool] = True
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset()
     summary: ClassVar[str] = "all data in one place, clipped and noisy gradients: each record is private"
 
     steps: int | None = Field(default=None, ge=1)

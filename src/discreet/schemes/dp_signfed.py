@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.privacy.modulus import bits_by_paper_rule
@@ -18,7 +19,7 @@ from discreet.schemes.private import bits_for, noisy, promise_of, released
 from discreet.schemes.signfed import majority, votes
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS, LocalTraining, train
+from discreet.training import HYPERPARAMETERS, LocalTraining
 
 
 @plain("scheme.")
@@ -36,6 +37,7 @@ class DPSignFed(SharedModel, ServerStep, LocalTraining):
     """
 
     summary: ClassVar[str] = "noisy one-bit votes, summed modulo 2^b: differentially private"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "common", "boost", "noise"})
     private: ClassVar[bool] = True
     modular: ClassVar[bool] = True
 
@@ -54,7 +56,7 @@ class DPSignFed(SharedModel, ServerStep, LocalTraining):
         self, task: Task, phase: Phase, payload: GlobalModel, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
         """Votes and noise."""
-        trained = train(task.learner, self, payload.vector, cohort, task.randomness)
+        trained = task.train(self, payload.vector, cohort)
         signs = votes(trained.changes, cohort, task.randomness).to(torch.int64)
         return noisy(task, signs, math.sqrt(task.parameters), trained, cohort)
 

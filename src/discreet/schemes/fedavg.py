@@ -9,12 +9,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Reals
-from discreet.training import HYPERPARAMETERS, LocalTraining, Trained, mean_gradients, train
+from discreet.training import HYPERPARAMETERS, LocalTraining, Trained
 
 
 @plain("scheme.")
@@ -32,6 +33,7 @@ class FedAvg(SharedModel, ServerStep, LocalTraining):
     """
 
     summary: ClassVar[str] = "averages the clients' updates, weighted by examples (StdFed)"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "common", "boost"})
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One sum: weighted changes, and the weights."""
@@ -41,7 +43,7 @@ class FedAvg(SharedModel, ServerStep, LocalTraining):
         self, task: Task, phase: Phase, payload: GlobalModel, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
         """``|D_k| * change_k`` and ``|D_k|``."""
-        return weighted(train(task.learner, self, payload.vector, cohort, task.randomness), cohort)
+        return weighted(task.boosted(task.train(self, payload.vector, cohort), cohort), cohort)
 
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
         """Move along the weighted mean."""
@@ -61,6 +63,7 @@ class FedSGD(SharedModel):
     """
 
     summary: ClassVar[str] = "one gradient a client and round, averaged"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "common", "boost"})
 
     batch_size: int = Field(default=0, ge=0)
     learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
@@ -73,8 +76,8 @@ class FedSGD(SharedModel):
         self, task: Task, phase: Phase, payload: GlobalModel, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
         """``|D_k| * gradient_k`` and ``|D_k|``."""
-        found = mean_gradients(task.learner, payload.vector, cohort, task.randomness, self.batch_size)
-        return weighted(found, cohort)
+        found = task.gradients(payload.vector, cohort, self.batch_size)
+        return weighted(task.boosted(found, cohort), cohort)
 
     def update(self, task: Task, state: GlobalModel, totals: tuple[Total, ...], round: int) -> GlobalModel:
         """Step against the weighted mean gradient."""

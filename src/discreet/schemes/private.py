@@ -67,7 +67,10 @@ def noisy(task: Task, integers: Tensor, norm: float, trained: Trained, cohort: C
     share = promise.share(norm * promise.noise_multiplier, participants)
     words = [SeededWords(task.randomness, cohort.round, int(client)) for client in cohort.ids]
     noise = np.stack([share.sample(source, integers.shape[1]) for source in words])
-    elements = torch.where(usable[:, None], integers, 0) + torch.from_numpy(noise)
+    noises = torch.from_numpy(noise)
+    if task.adversary is not None:
+        integers, noises = task.adversary.encoded(integers, noises, cohort)
+    elements = torch.where(usable[:, None], integers, 0) + noises
     everyone = torch.ones_like(usable)
     return Contribution(elements, everyone, trained.losses, withheld=~usable)
 

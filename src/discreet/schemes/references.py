@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort, Examples, seen
 from discreet.evaluation import Evaluation, Map, combined, evaluate, evaluate_each
@@ -35,6 +36,7 @@ class Local(SharedModel, LocalTraining):
     splits_columns: ClassVar[bool] = True
     everyone: ClassVar[bool] = True
     summary: ClassVar[str] = "each participant alone: what federation has to beat"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset()
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One phase, in which nothing leaves a participant."""

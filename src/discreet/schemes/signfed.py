@@ -10,13 +10,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort
 from discreet.randomness import SERVER, Seeded
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Signs
-from discreet.training import HYPERPARAMETERS, LocalTraining, train
+from discreet.training import HYPERPARAMETERS, LocalTraining
 
 
 @plain("scheme.")
@@ -36,6 +37,7 @@ class SignFed(SharedModel, ServerStep, LocalTraining):
     """
 
     summary: ClassVar[str] = "one bit a parameter; the majority of votes moves the model"
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "common", "boost"})
 
     server_learning_rate: float = Field(default=0.001, gt=0, allow_inf_nan=False)
 
@@ -47,7 +49,7 @@ class SignFed(SharedModel, ServerStep, LocalTraining):
         self, task: Task, phase: Phase, payload: GlobalModel, received: tuple[Total, ...], cohort: Cohort
     ) -> Contribution:
         """The signs of the changes."""
-        trained = train(task.learner, self, payload.vector, cohort, task.randomness)
+        trained = task.train(self, payload.vector, cohort)
         signs = votes(trained.changes, cohort, task.randomness)
         return Contribution(signs, trained.accepted, trained.losses)
 

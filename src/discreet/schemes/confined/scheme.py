@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass as frozen
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort, Examples, Grid
 from discreet.cut import cut
@@ -88,6 +90,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     splits_columns: ClassVar[bool] = True
     private: ClassVar[bool] = False
     modular: ClassVar[bool] = True
+    misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "boost"})
 
     batch_size: int = Field(default=0, ge=0)
     forward: Literal["joint", "independent"] = "joint"
@@ -176,6 +179,16 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         each = task.parameters if layout is None else layout.block + layout.cut.upper_size
         displacements = torch.cat([state.displacement.unsqueeze(0), state.history])
         return Payload(displacements, each * state.displacement.element_size())
+
+    def sent_to(self, task: Task, payload: Payload, participant: int) -> Payload:
+        """The displacements of a participant's own column, its block first and then the upper layers."""
+        layout = self.layout(task)
+        if layout is None or layout.columns == 1:
+            return payload
+        first = participant % layout.columns * layout.block
+        every, blocks = payload.displacements, layout.columns * layout.block
+        own = torch.cat([every[:, first : first + layout.block], every[:, blocks:]], dim=1)
+        return replace(payload, displacements=own)
 
     def _seen(self, task: Task, payload: Payload, cohort: Cohort) -> Tensor:
         """The displacement that each participant has got to, shape (length,) or (K, length)."""
@@ -333,8 +346,9 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     # ---- adding up without writing single contributions down
 
     def fuses(self, task: Task) -> bool:
-        """With real numbers, all examples, nobody behind, and a network that can be cut behind its first layer."""
-        return not (task.modular or self.batch_size or self.max_delay) and self.layout(task) is not None
+        """With real numbers, all examples, nobody behind or malicious, and a network cut behind its first layer."""
+        alone = task.modular or self.batch_size or self.max_delay or task.adversary
+        return not alone and self.layout(task) is not None
 
     def subtotal(
         self,
@@ -451,6 +465,9 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
         Where sums have to be secure, who has nothing to add adds zeros: it is not seen who that is.
         """
+        if task.adversary is not None and phase.name == "gradient":
+            shares = torch.from_numpy(cohort.sizes / _grid(task).examples)
+            elements = task.adversary.forged(elements, cohort, task.randomness, shares)
         usable = there.cpu() & elements.isfinite().all(1).cpu()
         if not task.modular:
             return Contribution(elements, usable, losses)

@@ -1,4 +1,4 @@
-"""Step rules of CGD: functions of the total's history alone, so that every confined model takes the same step.
+"""Step rules: functions of the total's history alone, so that of CGD every confined model takes the same step.
 
 All of them move the displacement that all models have in common; their differences stay as they were drawn.
 """
@@ -71,18 +71,20 @@ class CommonStep:
             return self.learning_rate
         return self.learning_rate / (round + self.decay * (self.horizon or 0)) ** 2
 
-    def start(self, length: int, device: torch.device, remembered: int = 0) -> Displacement:
+    def start(
+        self, length: int, device: torch.device, remembered: int = 0, dtype: torch.dtype = torch.float32
+    ) -> Displacement:
         """Nothing has moved yet; so many earlier displacements will be remembered."""
 
         def zeros(wanted: bool) -> Tensor:
-            return torch.zeros(length if wanted else 0, device=device)
+            return torch.zeros(length if wanted else 0, device=device, dtype=dtype)
 
         return Displacement(
             zeros(True),
             zeros(self.optimizer in ("momentum", "adam")),
             zeros(self.optimizer in ("rmsprop", "adam")),
-            torch.zeros((), device=device),
-            torch.zeros(remembered, length, device=device),
+            torch.zeros((), device=device, dtype=dtype),
+            torch.zeros(remembered, length, device=device, dtype=dtype),
         )
 
     def moved(self, state: Displacement, total: Tensor, round: int) -> Displacement:
@@ -90,10 +92,10 @@ class CommonStep:
 
         Args:
             state: before it.
-            total: the sum of gradients, shape (length,).
+            total: the sum of gradients, shape (length,); taken in the displacement's type.
             round: counted from 1.
         """
-        total = total.to(state.displacement.device, torch.float32)
+        total = total.to(state.displacement)
         mean, square, direction = state.mean, state.square, total
         match self.optimizer:
             case "momentum":
