@@ -82,6 +82,8 @@ def test_result_has_the_spread_and_the_epsilon():
     distances = (models - models.mean(0)).norm(dim=1)
     assert run.result["spread"] == pytest.approx(float(distances.square().mean().sqrt()), rel=1e-6)
     assert run.result["theorem_epsilon"] == pytest.approx(5 * float(distances.max()), rel=1e-6)
+    # a fixed step: the second term is 1, the third 0
+    assert run.result["theorem_bound"] == pytest.approx(5 * float(distances.max()) + 1, rel=1e-6)
 
 
 def test_in_a_grid_models_are_held_against_those_of_their_column():
@@ -96,7 +98,7 @@ def test_in_a_grid_models_are_held_against_those_of_their_column():
         own = torch.stack([scheme.draw(task.randomness, 3 * row + column, length) for row in range(3)])
         squares += (own.double() - own.double().mean(0)).square().sum(1).tolist()
     assert run.result["spread"] == pytest.approx(math.sqrt(np.mean(squares)), rel=1e-6)
-    assert run.result["theorem_epsilon"] is None
+    assert run.result["theorem_epsilon"] is run.result["theorem_bound"] is None
 
 
 # ---- theorem 1

@@ -402,7 +402,7 @@ def test_shared_sums_are_the_clear_ones_up_to_rounding(rows, columns):
     )
     fed = federation(scheme, partition, secure="additive")
     # unbiased rounding errs by less than a step for each participant, and those of pre-activations pass through it
-    step = 1 / scheme._scale(fed.task, "gradient")
+    step = 1 / scheme._fixed(fed.task).scale("gradient")
     bound = 6 * 0.5 * 10 * step * fed.partition.clients + 1e-5
     difference = (
         clear.checkpoint.tensors["state.displacement"] - shared.checkpoint.tensors["state.displacement"]
@@ -565,7 +565,7 @@ def test_many_small_parts_survive_fixed_point():
             totals.append(-2 * end.value.displacement.double())
     clear, shared = totals
     upper = feds[0].scheme.layout(feds[0].task).cut.upper_size
-    step = 1 / feds[1].scheme._scale(feds[1].task, "gradient")
+    step = 1 / feds[1].scheme._fixed(feds[1].task).scale("gradient")
     for own, parties in ((slice(0, len(clear) - upper), 60), (slice(len(clear) - upper, None), 720)):
         # a rounding error is of variance at most step^2 / 4: six deviations of the sum, beside float32's own error
         assert (clear[own] - shared[own]).abs().max() < 6 * step * parties**0.5 / 2 + 1e-5

@@ -216,7 +216,7 @@ def summarise(
     if "worst_loss" in last:
         result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
     if isinstance(federation.scheme, Described):
-        result |= federation.scheme.constants(federation.task, parallel)
+        result |= federation.scheme.constants(federation.task, len(history), parallel)
     if isinstance(federation.scheme, Measured):
         result |= federation.scheme.summed_up(history)
     return result

@@ -277,8 +277,8 @@ def misdeeds_under(scheme: object) -> frozenset[Misdeed]:
 class Described(Protocol):
     """A scheme of which a simulation can tell figures that no round changes."""
 
-    def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
-        """The figures, by the names they have in ``result.json``; None for what this task has not."""
+    def constants(self, task: Task, rounds: int, parallel: Map) -> Mapping[str, float | None]:
+        """The figures of a run of so many rounds, by the names they have in ``result.json``; None for what this task has not."""
         ...
 
 

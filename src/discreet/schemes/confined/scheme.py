@@ -8,7 +8,6 @@ from dataclasses import dataclass as frozen
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -23,22 +22,16 @@ from discreet.evaluation import Evaluation, Map
 from discreet.privacy.releases import Released
 from discreet.schemes.base import Contribution, Phase, Task, Total
 from discreet.schemes.confined import fused, judged, participants, theory
+from discreet.schemes.confined.fixed import BITS, Fixed
 from discreet.schemes.confined.layout import Layout, layout_of
 from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import CommonStep, Displacement
-from discreet.secure.fixed_point import FixedPoint
 from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
 from discreet.training import HYPERPARAMETERS, mean_gradients
 
 REMEMBERED = 1 << 28
 """First models of so many numbers in all are remembered by a simulation; of more, each is drawn when it is needed."""
-
-COARSEST = 1 << 8
-"""Fewer integers to a unit are no fixed point to train with."""
-
-BITS = 32
-"""Of the integers that gradients are shared in (arXiv 2104.13050, appendix A)."""
 
 
 @frozen(frozen=True, eq=False)
@@ -322,8 +315,9 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             parallel,
         )
 
-    def constants(self, task: Task, parallel: Map) -> Mapping[str, float | None]:
-        """How far confined models lie from the mean of their column, and theorem 1's epsilon where there are only rows.
+    def constants(self, task: Task, rounds: int, parallel: Map) -> Mapping[str, float | None]:
+        """How far confined models lie from the mean of their column; of theorem 1, where there are only rows, its
+        epsilon and its expression.
 
         No party knows them; a simulation does.
         """
@@ -338,9 +332,13 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             theory.spread_of(draw, range(column, grid.participants, grid.columns), parallel)
             for column in range(grid.columns)
         ]
+        epsilon = columns[0].epsilon if grid.columns == 1 else None
         return {
             "spread": math.sqrt(sum(one.rms**2 for one in columns) / grid.columns),
-            "theorem_epsilon": columns[0].epsilon if grid.columns == 1 else None,
+            "theorem_epsilon": epsilon,
+            "theorem_bound": None
+            if epsilon is None
+            else theory.theorem_bound(epsilon, rounds, self.decay),
         }
 
     # ---- adding up without writing single contributions down
@@ -419,44 +417,8 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     def _group(self, task: Task) -> Group:
         return Ring(BITS) if task.modular else Reals()
 
-    def _scale(self, task: Task, phase: str) -> float:
-        """Integers to a unit in a phase: the finest power of two at which the stated largest values cannot wrap.
-
-        Raises:
-            ConfigError: so many participants are added up that there is no room for any of them.
-        """
-        grid = _grid(task)
-        if phase == "gradient":
-            # a block is added up over its column, that is over the rows
-            parties, limit = grid.rows, self.largest_gradient * max(1, grid.capacity) / max(1, grid.examples)
-        else:
-            parties, limit = grid.columns, self.largest_activation
-        if _ROOM // grid.participants < 1:
-            raise ConfigError(
-                "data.clients", grid.participants, f"fewer: their sum has no room in {BITS} bits"
-            )
-        scale = 2.0 ** math.floor(math.log2(_ROOM / parties / limit))
-        if scale < COARSEST:
-            key = "largest_gradient" if phase == "gradient" else "largest_activation"
-            raise ConfigError(
-                f"scheme.{key}",
-                getattr(self, key),
-                f"a smaller one: a step of fixed point would be {1 / scale:g}",
-            )
-        return scale
-
-    def _parts(self, task: Task, phase: Phase) -> list[tuple[slice, FixedPoint]]:
-        """How the elements of a phase become integers: all at one scale, each part with the parties it is summed over.
-
-        Upper layers are added up over everybody; each participant's part of them is one `columns`-th.
-        """
-        grid, scale = _grid(task), self._scale(task, phase.name)
-        own = phase.length - phase.common
-        parties = grid.columns if phase.scope == "row" else grid.rows
-        parts = [(slice(0, own), FixedPoint(scale, BITS, parties))]
-        if phase.common:
-            parts.append((slice(own, phase.length), FixedPoint(scale, BITS, grid.participants)))
-        return parts
+    def _fixed(self, task: Task) -> Fixed:
+        return Fixed(_grid(task), self.largest_gradient, self.largest_activation)
 
     def _sent(
         self, task: Task, phase: Phase, elements: Tensor, there: Tensor, losses: Tensor, cohort: Cohort
@@ -471,29 +433,12 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         usable = there.cpu() & elements.isfinite().all(1).cpu()
         if not task.modular:
             return Contribution(elements, usable, losses)
-        values = torch.where(usable[:, None], elements.cpu(), 0.0).numpy()
-        purpose = f"rounding {phase.name}"
-        words = np.stack(
-            [task.randomness.words(cohort.round, one, purpose, phase.length) for one in cohort.ids.tolist()]
-        )
-        integers, saturated = np.empty(values.shape, dtype=np.int64), np.zeros(len(values), dtype=np.int64)
-        for places, fixed in self._parts(task, phase):
-            encoded = fixed.encode_unbiased(values[:, places], words[:, places])
-            integers[:, places] = fixed.ring.lift(encoded.elements)
-            saturated += encoded.saturated
-        return Contribution(
-            torch.from_numpy(integers),
-            torch.ones_like(usable),
-            losses,
-            withheld=~usable,
-            saturated=torch.from_numpy(saturated),
-        )
+        values = torch.where(usable[:, None], elements.cpu(), 0.0)
+        integers, saturated = self._fixed(task).encode(phase, values, cohort, task.randomness)
+        return Contribution(integers, torch.ones_like(usable), losses, withheld=~usable, saturated=saturated)
 
     def _read(self, task: Task, phase: str, values: Tensor) -> Tensor:
-        return values.to(torch.float64) / self._scale(task, phase) if task.modular else values
-
-
-_ROOM = (1 << (BITS - 1)) - 1
+        return self._fixed(task).decode(phase, values) if task.modular else values
 
 
 def _grid(task: Task) -> Grid:
