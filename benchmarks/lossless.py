@@ -22,10 +22,10 @@ from discreet.losses import squared_error
 from discreet.network import network_of
 from discreet.randomness import Seeded
 from discreet.schemes.lossless.bodies import body_of
-from discreet.schemes.lossless.noise import Perturbed, Secret, draw, perturb, strength
+from discreet.schemes.lossless.noise import Perturbed, draw, perturb, strength
 from discreet.schemes.lossless.preparing import prepared
 from discreet.schemes.lossless.probing import probe, true_hidden
-from discreet.schemes.lossless.recovery import recover
+from discreet.schemes.lossless.recovery import Removal, recover
 from discreet.schemes.lossless.terms import Directions, Terms, terms
 from discreet.training import Learner
 
@@ -70,18 +70,15 @@ def one_kind(
     body = body_of("layers", chosen.network, structure, 1)
     nothing = torch.empty(0)
 
-    def noise() -> tuple[Perturbed, Secret, torch.Tensor]:
+    def noise() -> tuple[Perturbed, Removal]:
         drawn = draw(structure, m, "uniform", Seeded(0), 1)
         hidden = true_hidden(chosen.network, structure, vector, probe(Seeded(0), (INPUTS,), CPU))
         secret = drawn.of_strength(strength(drawn, structure, vector, hidden, 3.0))
         seen = perturb(structure, vector, secret, drawn.ratios, drawn.groups)
-        return (
-            Perturbed(seen, drawn.ratios, drawn.groups, m, 1, nothing, nothing),
-            secret,
-            secret.factors(structure),
-        )
+        payload = Perturbed(seen, drawn.ratios, drawn.groups, m, 1, nothing, nothing)
+        return payload, Removal.of(ready.layout, secret, drawn.ratios, drawn.groups, ready.curvature)
 
-    payload, secret, factors = noise()
+    payload, removal = noise()
     stack = [part[None].clone() for part in chosen.network.unflatten(payload.vector).values()]
     directions = Directions.of(payload, ready.curvature, OUTPUTS)
 
@@ -93,7 +90,7 @@ def one_kind(
     total = torch.cat([sums[0], torch.ones(1, dtype=torch.float64)])
 
     def server() -> object:
-        return recover(ready.layout, secret, factors, payload.ratios, payload.groups, ready.curvature, total)
+        return recover(removal, total)
 
     return {f"client, m = {m}": client, f"recovery, m = {m}": server, f"noise, m = {m}": noise}
 

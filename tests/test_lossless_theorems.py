@@ -27,7 +27,7 @@ from discreet.schemes.lossless.preparing import prepared
 from discreet.schemes.lossless.probing import probe, true_hidden
 from discreet.schemes.lossless.quadratic import curvature
 from discreet.schemes.lossless.reading import read
-from discreet.schemes.lossless.recovery import recover
+from discreet.schemes.lossless.recovery import Removal, recover
 from discreet.schemes.lossless.structure import without_last
 from discreet.schemes.lossless.work import contributed
 from discreet.training import Learner, mean_gradients
@@ -223,16 +223,10 @@ def test_3_recovery_is_exact_under_any_noise(name, m, kind, seed, rho):
     found = contributed(ready, one.payload, cohort_of(examples, sizes), Seeded(0), 0)
     weights = torch.tensor(sizes).double()[:, None]
     total = torch.cat([found.changes * weights, weights], dim=1).sum(0)
-    factors = one.secret.factors(one.structure)
-    back = recover(
-        Layout(one.structure, m),
-        one.secret,
-        factors,
-        one.noise.ratios,
-        one.noise.groups,
-        ready.curvature,
-        total,
+    removal = Removal.of(
+        Layout(one.structure, m), one.secret, one.noise.ratios, one.noise.groups, ready.curvature
     )
+    back = recover(removal, total)
     wanted = true_gradient(one.module, examples, range(20), half_squares)
     assert relative(back.gradient, wanted) < 1e-11
     assert back.kappa >= 1
@@ -262,15 +256,8 @@ def test_powers_of_two_alone_change_no_bit(name, path, dtype):
     factors = one.secret.factors(one.structure)
     assert len(factors.unique()) > 3
     for mine, theirs in zip(found, plain, strict=True):
-        back = recover(
-            Layout(one.structure, 0),
-            one.secret,
-            factors,
-            EMPTY,
-            EMPTY.long(),
-            EMPTY,
-            torch.cat([mine.double(), torch.ones(1)]),
-        )
+        removal = Removal.of(Layout(one.structure, 0), one.secret, EMPTY, EMPTY.long(), EMPTY)
+        back = recover(removal, torch.cat([mine.double(), torch.ones(1)]))
         assert torch.equal(back.gradient.to(dtype), theirs)
         assert back.kappa == 1
 
@@ -328,6 +315,29 @@ def test_5_the_noise_is_one_number_an_input_times_a_vector_all_inputs_share():
     singular = torch.linalg.svdvals(moved)
     assert float(singular[1] / singular[0]) < 1e-12
     assert relative(moved, alpha[:, None] * one.r()) < 1e-12
+
+
+# ---- losses
+
+
+def renamed(loss):
+    """The loss as a user's own, of which nothing is known."""
+    return lambda outputs, targets: loss(outputs, targets)
+
+
+@pytest.mark.parametrize("outputs", [2, 5])
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_curvatures_are_second_derivatives(name, outputs):
+    loss = losses.LOSSES[name]
+    found = curvature(loss, outputs)
+    if name == "cross-entropy":
+        assert found is None and curvature(renamed(loss), outputs) is None
+        return
+    target = torch.randn(1, outputs).double() if name == "mse" else torch.tensor([1])
+    point = torch.randn(outputs).double()
+    wanted = torch.autograd.functional.hessian(lambda y: loss(y[None], target).sum(), point)
+    assert relative(found, wanted) < 1e-12
+    assert relative(curvature(renamed(loss), outputs), wanted) < 1e-12
 
 
 # ---- the noise

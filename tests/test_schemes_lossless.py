@@ -15,6 +15,7 @@ from discreet.errors import ConfigError, Diverged, ModelError
 from discreet.forecast import plan
 from discreet.models import MODELS
 from discreet.schemes import Lossless
+from discreet.schemes.base import Total
 from discreet.training import mean_gradients
 from federations import SIZES, dataset, deal, experiment, federation, play
 from perturbed_models import (
@@ -97,6 +98,28 @@ def test_what_has_no_room_in_fixed_point_is_cut_and_counted():
     run = simulate(chosen, data=data, partition=deal(), model=chain())
     assert run.metrics[0]["saturated"] > 0
     assert "raise scheme.headroom" in " ".join(run.result["notes"])
+
+
+def test_a_thousand_clients_fit_into_the_ring():
+    """In fixed point, with 1,000 shares of the room; what they bring is added up modulo 2^64."""
+    data = images((6,), train=1200, test=2)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    partition = deal([1] * 800 + [2] * 200, first=0)
+    fed = setting(Lossless(rho=10.0, **STEP), data=data, model=model, secure="masked", partition=partition)
+    state, (phase,) = fed.scheme.init(fed.task), fed.scheme.phases(fed.task)
+    payload = fed.scheme.broadcast(fed.task, state, 1)
+    given = fed.scheme.contribute(fed.task, phase, payload, (), fed.cohort(np.arange(1000), 1, {}))
+    assert not given.saturated.any()
+    after = fed.scheme.update(fed.task, state, (Total(given.elements.sum(0), 1000),), 1)
+    wanted = true_gradient(model, data.train, range(1200), half_squares)
+    assert relative(state.vector - after.vector, wanted) < 1e-11
+
+
+def test_a_secure_round_to_which_nobody_could_add_changes_nothing():
+    fed = setting(Lossless(), data=images(), model=chain(), secure="masked")
+    state = fed.scheme.init(fed.task)
+    nothing = Total(torch.zeros(fed.scheme.phases(fed.task)[0].length, dtype=torch.int64), 3)
+    assert fed.scheme.update(fed.task, state, (nothing,), 1) is state
 
 
 def test_resnet_20_is_recovered():

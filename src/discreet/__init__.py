@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         FedAvg,
         FedSGD,
         Local,
+        Lossless,
         RobustFedAvg,
         SignFed,
     )
@@ -74,6 +75,7 @@ _PLACES = {
     "FedAvg": "discreet.schemes",
     "FedSGD": "discreet.schemes",
     "Local": "discreet.schemes",
+    "Lossless": "discreet.schemes",
     "RobustFedAvg": "discreet.schemes",
     "SignFed": "discreet.schemes",
     "simulate": "discreet.simulation",
@@ -99,6 +101,7 @@ __all__ = [
     "FedAvg",
     "FedSGD",
     "Local",
+    "Lossless",
     "Model",
     "ModelError",
     "Partition",

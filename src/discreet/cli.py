@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -188,6 +188,80 @@ def report(
     from discreet.report import write_report
 
     print(f"wrote {write_report(folders, out)}")
+
+
+@app.command()
+def audit(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|FILE.toml|PRESET", help="A run folder; or an experiment, run first.")
+    ],
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option("--attack", metavar="NAME", help="An audit, instead of all that fit; repeatable."),
+    ] = None,
+    party: Annotated[
+        str | None, typer.Option(metavar="server|participant:K|...", help="Whose view is taken.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the experiment; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder for audit.json, and of an experiment its run; else the run folder."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few rounds and examples: seconds, and figures that say nothing.")
+    ] = False,
+    data_dir: DataDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print audit.json on stdout, and nothing else.")
+    ] = False,
+) -> None:
+    """Measure what a curious party of a run learns. The same command goes on with a run that was interrupted."""
+    from discreet import audits
+
+    folder = out if out or (Path(source) / "config.toml").is_file() else _free_folder(source, False)
+    hidden = quiet or not sys.stderr.isatty()
+    to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    try:
+        with to_stderr, ExitStack() as shown:
+            on_data, on_round = shown.enter_context(_round_bar(hidden=hidden))
+
+            def on_audit(name: str, number: int, count: int) -> None:
+                shown.close()  # a terminal shows one thing at a time
+                if not hidden:
+                    shown.enter_context(Console(stderr=True).status(f"{number}/{count} {name}"))
+
+            made = audits.audit(
+                source,
+                settings=settings or (),
+                attacks=attacks or (),
+                party=party,
+                out=folder,
+                quick=quick,
+                data_dir=data_dir,
+                on_data=on_data,
+                on_round=on_round,
+                on_audit=on_audit,
+            )
+    except KeyboardInterrupt:
+        again = f"; to go on, the same command with --out={shlex.quote(str(folder))}" if folder else ""
+        _complain(f"interrupted, finished rounds are kept{again}")
+        raise SystemExit(130) from None
+    if as_json:
+        print(json.dumps(made.record, indent=1))
+    elif not quiet:
+        for name, entry in made.record["audits"].items():
+            print(f"{name} ({entry['party']}): {entry['summary']}")
+            _print_columns(audits.rows(entry))
+            print()
+        for name, reason in made.record["unfit"].items():
+            print(f"{name}: left out, {reason}")
+        print(f"wrote {made.path}")
 
 
 @app.command()

@@ -299,6 +299,25 @@ def damaged(folder: Path, error: Exception) -> RunFolderError:
     return RunFolderError(folder / CHECKPOINT, f"is damaged ({said}): give another --out")
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; folders on the way are made.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RunFolderError(path, f"cannot be written: {error.strerror or error}") from error
+
+
 def _contents(path: Path) -> set[str]:
     """The names in a folder, but for those that do not count."""
     if not path.is_dir():

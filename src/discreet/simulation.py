@@ -164,13 +164,11 @@ class Observed:
         views: what watched parties received, by their names.
         states: the server's state at the beginning of each round, by its number. No party's view: attacks are judged by
             it.
-        state: the server's after the last round.
-        kept: what participants keep for themselves after it, by their numbers.
+        kept: what participants keep for themselves before the first of them, by their numbers; likewise.
     """
 
     views: Mapping[str, View]
     states: Mapping[int, Any]
-    state: Any
     kept: Mapping[int, Tensor]
 
 
@@ -197,12 +195,12 @@ def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[st
         progress = restored(federation, Path(CHECKPOINT), state, saved)
     # evaluations are for the run's own results
     rare = replace(federation.experiment, eval_every=2**62, rounds=2**62)
-    unjudged, states = replace(federation, experiment=rare, releases=None), {}
+    unjudged, states, kept = replace(federation, experiment=rare, releases=None), {}, progress.kept
     with _workers(federation.experiment) as parallel:
         for _ in range(rounds):
             states[progress.round + 1] = progress.state
             progress, _ = _round(unjudged, progress, parallel, witness)
-    return Observed(witness.views(), states, progress.state, progress.kept)
+    return Observed(witness.views(), states, kept)
 
 
 def _is_over(federation: Federation, progress: Progress) -> bool:

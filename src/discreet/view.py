@@ -52,9 +52,9 @@ class Party:
             return cls("server")
         if name == "aggregator":
             return cls("aggregator")
-        raise ConfigError(
-            key, name, f"server, aggregator, or one of participant:0 to participant:{participants - 1}"
-        )
+        last = participants - 1
+        some = f"one of participant:0 to participant:{last}" if last else "participant:0"
+        raise ConfigError(key, name, f"server, aggregator, or {some}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ the same run folders give the same bytes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from discreet.errors import RunFolderError
 from discreet.report.page import page
 from discreet.report.records import RunRecord, find_runs, read_run
 from discreet.report.summary import summarize
+from discreet.runs import write_whole
 
 __all__ = ["RunRecord", "find_runs", "read_run", "write_report"]
 
@@ -42,14 +42,4 @@ def write_report(dirs: Sequence[Path], out: Path) -> Path:
 def _replace(out: Path, content: str) -> None:
     if out.exists() and not out.is_file():
         raise RunFolderError(out, "is not a file; expected the name of an HTML file to write")
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_text(content, encoding="utf-8", newline="\n")
-            os.replace(unfinished, out)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise RunFolderError(out, f"cannot be written: {error.strerror or error}") from error
+    write_whole(out, content)

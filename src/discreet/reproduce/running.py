@@ -20,7 +20,7 @@ from discreet.report import read_run, write_report
 from discreet.reproduce.cells import Cell, cells
 from discreet.reproduce.record import markdown, record
 from discreet.reproduce.tables import TableError, TableFile
-from discreet.runs import CONFIG, MAY_DIFFER, RESULT, check_out
+from discreet.runs import CONFIG, MAY_DIFFER, RESULT, check_out, write_whole
 from discreet.simulation import OnRound, simulate
 
 OUT = Path("reproductions")
@@ -102,8 +102,8 @@ def reproduce(
     done = [(cell, read_run(path), failures.get(path)) for cell, path in zip(wanted, folders, strict=True)]
     made = record(file, done, quick=quick, command=command(file, quick=quick, out=out, data_dir=data_dir))
     text = markdown(made)
-    _write(folder / "table.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
-    _write(folder / "table.md", text)
+    write_whole(folder / "table.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / "table.md", text)
     write_report(folders, folder / "report.html")
     return Reproduction(folder, made, text)
 
@@ -185,17 +185,3 @@ def check_data(experiments: Sequence[Experiment], data_dir: Path | None) -> None
     ):
         if not Path(path).exists():
             raise DataError(path, f"no such file or folder, as seen from {Path.cwd()}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise RunFolderError(path, f"cannot be written: {error.strerror or error}") from None

@@ -52,7 +52,8 @@ class LayeredBody:
             for place in reversed(range(len(self.layers))):
                 layer, below = self.layers[place], activations[place]
                 if layer.relu:
-                    delta.mul_((activations[place + 1].transpose(1, 2).contiguous() > 0).unsqueeze(1))
+                    # what a ReLU puts out is 0 or above: its sign is the mask
+                    delta.mul_(activations[place + 1].transpose(1, 2).contiguous().sign_().unsqueeze(1))
                 products = torch.bmm(delta.view(lanes, -1, batch), below)
                 gradients[layer.weight] = products.view(lanes, terms, -1, products.shape[-1])
                 if layer.bias is not None:

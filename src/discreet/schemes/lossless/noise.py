@@ -53,7 +53,7 @@ class Secret:
         """What the outputs are moved by for each unit of alpha, r = gamma o r^a: float64, shape (n_L,)."""
         if not len(self.gamma):
             return torch.zeros(len(ratios), dtype=torch.float64)
-        return self.gamma[groups] * ratios.to("cpu", torch.float64)
+        return self.gamma[groups.cpu()] * ratios.to("cpu", torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,23 +221,18 @@ def last_layer(structure: Structure, vector: Tensor) -> tuple[Tensor, Tensor | N
     return weight, vector[end:] if structure.bias else None
 
 
-def pulled_back(structure: Structure, secret: Secret, factors: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient by the true parameters, from one by the perturbed ones (the transposed of what `perturb` does).
+def pull_shifts_back(structure: Structure, secret: Secret, gradient: Tensor) -> None:
+    """Add what biases of BatchNorms owe to their weights (the transposed of what `perturb` does), in place.
 
     Args:
         structure: of the network.
         secret: the round's.
-        factors: what `Secret.factors` gives.
-        gradient: by the perturbed parameters, free of what additive noise did; float64, shape (n,). It is overwritten.
+        gradient: by the perturbed parameters, times `Secret.factors`; by the true ones when this returns.
     """
-    through = [
-        (weight, by_weight * gradient[bias])
-        for weight, bias, by_weight in _shifts(structure, secret, gradient)
-    ]
-    gradient *= factors
-    for weight, part in through:
-        gradient[weight] += part
-    return gradient
+    for shift in structure.shifts:
+        owed = (1 / secret.scales[shift.into] - 1) * shift.ratio
+        by_bias = gradient[structure.places[shift.bias]]
+        gradient[structure.places[shift.weight]] += owed.to(gradient.device) * by_bias
 
 
 def _shifts(structure: Structure, secret: Secret, like: Tensor) -> list[tuple[slice, slice, Tensor]]:

@@ -30,7 +30,7 @@ def read(network: Network, shape: tuple[int, ...]) -> Structure:
     Raises:
         ModelError: a layer is not supported; the message names it.
     """
-    module = network.replica()
+    module = network.replica("cpu")
     reader = _Reader(network, module)
     name, last = _last_layer(module)
     # a network with dropout has a hook of ours, which numbers a layer's calls anew

@@ -9,11 +9,56 @@ import torch
 from torch import Tensor
 
 from discreet.schemes.lossless.layout import Layout
-from discreet.schemes.lossless.noise import Secret, last_layer, pulled_back
+from discreet.schemes.lossless.noise import Secret, last_layer, pull_shifts_back
 
-RUN, APART = 1 << 12, 1 << 15
+RUN, APART = 1 << 10, 1 << 15
 """Of long gradients, runs of so many numbers, so far apart, are what kappa is measured on: a pass over all terms would
 cost the server as much as the recovery itself."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Removal:
+    """What takes a round's noise off again; as secret as the noise.
+
+    Attributes:
+        layout: of the contributions.
+        secret: the round's.
+        factors: R, by what gradients are multiplied, shape (n,).
+        curved: Q r, shape (n_L,); empty without additive noise.
+        coefficients: of the terms: 1, -gamma and ``upsilon = r^T Q r``; likewise.
+        sampled: of the hidden layers' factors those that kappa is measured with, shape (S,).
+    """
+
+    layout: Layout
+    secret: Secret
+    factors: Tensor
+    curved: Tensor
+    coefficients: Tensor
+    sampled: Tensor
+
+    def __repr__(self) -> str:
+        return "Removal(hidden)"
+
+    @classmethod
+    def of(cls, layout: Layout, secret: Secret, ratios: Tensor, groups: Tensor, curvature: Tensor) -> Removal:
+        """That of a round's noise.
+
+        Args:
+            layout: of the contributions.
+            secret: the round's.
+            ratios: r^a, as in `discreet.schemes.lossless.noise.Perturbed`.
+            groups: likewise.
+            curvature: Q, of the loss.
+        """
+        factors = secret.factors(layout.structure).to(ratios.device)
+        if not layout.m:
+            return cls(layout, secret, factors, *[factors[:0]] * 3)
+        moved = secret.outputs(ratios, groups)
+        curved = curvature.cpu() @ moved
+        one = torch.ones(1, dtype=torch.float64)
+        coefficients = torch.cat([one, -secret.gamma, (moved @ curved).reshape(1)])
+        sampled = _sample(factors[None, : layout.structure.hidden])[0]
+        return cls(layout, secret, factors, curved.to(factors), coefficients.to(factors), sampled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,78 +67,61 @@ class Recovered:
 
     Attributes:
         gradient: of the true model's mean loss, float64, shape (n,).
-        kappa: how much larger the terms are than what is left of them; the relative error of the gradient is about
-            half of the floating-point type's epsilon times this.
+        kappa: how much larger the hidden layers' terms are than what is left of all, by their L2 norms (without hidden
+            layers, the last layer's); 1 where nothing is taken off. The relative error of the gradient is about half of the floating-point type's epsilon times this.
     """
 
     gradient: Tensor
     kappa: float
 
 
-def recover(
-    layout: Layout,
-    secret: Secret,
-    factors: Tensor,
-    ratios: Tensor,
-    groups: Tensor,
-    curvature: Tensor,
-    total: Tensor,
-) -> Recovered:
+def recover(removal: Removal, total: Tensor) -> Recovered:
     """Take the round's noise off.
 
-    Hidden layers: ``R o (g^ - sum_s gamma_s sigma_s + upsilon beta)``, with ``upsilon = r^T Q r``. Last layer:
-    ``R o (g^ - Q r v^T)`` and, for its bias, ``g^ - Q r mean(alpha)``.
+    Hidden layers: ``R o (g^ - sum_s gamma_s sigma_s + upsilon beta)``. Last layer: ``R o (g^ - Q r v^T)`` and, for its
+    bias, ``g^ - Q r mean(alpha)``.
 
     Args:
-        layout: of the contributions.
-        secret: the round's.
-        factors: R, what `Secret.factors` gives for it.
-        ratios: r^a, as in `discreet.schemes.lossless.noise.Perturbed`.
-        groups: likewise.
-        curvature: Q, of the loss.
+        removal: of the round's noise.
         total: of the weighted contributions, and of their weights, which comes last: float64, shape (layout.length,).
     """
-    structure = layout.structure
+    layout, factors = removal.layout, removal.factors
+    structure, hidden = layout.structure, layout.structure.hidden
     values, weight = total[:-1], float(total[-1])
     if not layout.m:
-        return Recovered(pulled_back(structure, secret, factors, values / weight), 1.0)
-    hidden, place = structure.hidden, layout.terms * structure.hidden
-    moved = secret.outputs(ratios, groups).to(total.device)
-    curved = curvature.to(total) @ moved
-    coefficients = torch.empty(layout.terms, dtype=torch.float64, device=total.device)
-    coefficients[0], coefficients[-1] = 1.0, moved @ curved
-    coefficients[1:-1] = -secret.gamma
-    coefficients /= weight
-    stacked = values[:place].view(layout.terms, hidden)
-    gradient = torch.empty(structure.count, dtype=torch.float64, device=total.device)
+        gradient = values * factors
+        gradient /= weight
+        pull_shifts_back(structure, removal.secret, gradient)
+        return Recovered(gradient, 1.0)
+    end = layout.terms * hidden
+    stacked, rest = values[:end].view(layout.terms, hidden), values[end:] / weight
+    coefficients = removal.coefficients / weight
+    gradient = torch.empty_like(factors)
     torch.mv(stacked.T, coefficients, out=gradient[:hidden])
-    last, mixed = (
-        values[place : place + layout.gradient] / weight,
-        values[place + layout.gradient : -1] / weight,
-    )
-    gradient[hidden:] = last
+    gradient[hidden:] = rest[: layout.gradient]
     rows, biases = last_layer(structure, gradient)
-    rows -= torch.outer(curved, mixed)
+    rows.addr_(removal.curved, rest[layout.gradient : -1], alpha=-1)
     if biases is not None:
-        biases -= curved * values[-1] / weight
-    sizes = (_norms(stacked) * coefficients.abs()).sum() + last.norm() + curved.norm() * mixed.norm()
-    kappa = _kappa(
-        float(sizes), math.hypot(float(_norms(gradient[None, :hidden])), float(gradient[hidden:].norm()))
-    )
-    return Recovered(pulled_back(structure, secret, factors, gradient), kappa)
+        biases.addcmul_(removal.curved, rest[-1], value=-1)
+    gradient *= factors
+    if hidden:
+        # there noise enters by its square, in the last layer only as it is; the share of a sample is that of all
+        sizes = torch.linalg.vector_norm(_sample(stacked) * removal.sampled, dim=1) @ coefficients.abs()
+        share = math.sqrt(hidden / len(removal.sampled))
+        left = math.hypot(
+            share * float(_sample(gradient[None, :hidden]).norm()), float(gradient[hidden:].norm())
+        )
+    else:
+        sizes, share, left = rest.norm() * (1 + removal.curved.norm()), 1.0, float(gradient.norm())
+    size = share * float(sizes)
+    pull_shifts_back(structure, removal.secret, gradient)
+    kappa = size / left if left else math.inf if size else 1.0
+    return Recovered(gradient, max(1.0, kappa))
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """L2 norms of rows, shape (T, H), or estimates of them from a sample of their places."""
-    count, share = rows.shape[1] // APART, 1.0
-    if count:
-        share = count * RUN / rows.shape[1]
-        rows = rows[:, : count * APART].view(len(rows), count, APART)[:, :, :RUN].flatten(1)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms / math.sqrt(share)
-
-
-def _kappa(sizes: float, size: float) -> float:
-    if size:
-        return sizes / size
-    return math.inf if sizes else 1.0
+def _sample(rows: Tensor) -> Tensor:
+    """Some places of rows, shape (T, H); of short ones all."""
+    count = rows.shape[1] // APART
+    if not count:
+        return rows
+    return rows[:, : count * APART].view(len(rows), count, APART)[:, :, :RUN].flatten(1)

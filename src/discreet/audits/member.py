@@ -1,0 +1,104 @@
+"""Audit of membership: can a party tell which examples others have trained on?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from discreet.adversaries.inference.membership import Membership, loss_threshold
+from discreet.audits.case import Audit, Case, Finding
+from discreet.audits.perturbation import EASY, NOTHING, disguised, regressed
+from discreet.preparation import Federation
+from discreet.schemes.base import Confined, GlobalModel
+
+RATES = (0.01, 0.001)
+"""False-positive rates at which it is told how many members are found."""
+
+
+def measure(case: Case) -> Sequence[Finding]:
+    """A loss threshold, on whatever the party can predict with."""
+    members, others = case.others, case.unseen
+    if not len(members) or not len(others):
+        return []
+
+    def attacked(predict: Callable[[Tensor], Tensor]) -> Membership:
+        return loss_threshold(predict, case.federation.task.learner.loss, members, others)
+
+    known = None if case.truth is None else attacked(case.predict(case.truth))
+    found = []
+    for name, (predict, promise) in _predictions(case).items():
+        got = attacked(predict)
+        for figure, read, chance in _figures(got):
+            unprotected = None if known is None else read(known)
+            found.append(Finding(name, figure, read(got), chance, unprotected, promise))
+    return found
+
+
+def _figures(got: Membership) -> list[tuple[str, Callable[[Membership], float], float]]:
+    """What is told of an attack: its name, how to read it, and what guessing gives."""
+    found: list[tuple[str, Callable[[Membership], float], float]] = [
+        ("advantage", lambda one: one.advantage, got.chance),
+        ("AUC", lambda one: one.auc, 0.5),
+    ]
+    for rate in RATES:
+        found.append(
+            (f"found at {rate:.1%} false alarms", partial(Membership.found_at, false_positive=rate), rate)
+        )
+    return found
+
+
+def most_advantage(epsilon: float, delta: float) -> float:
+    """The largest advantage that any test has under (epsilon, delta)-differential privacy.
+
+    ``(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)``, from Kairouz, Oh and Viswanath 2015 (arXiv 1311.0776).
+    """
+    return math.tanh(epsilon / 2) + 2 * delta / (math.exp(min(epsilon, 700.0)) + 1)
+
+
+def _predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], str]]:
+    """What the party can predict with, and what the scheme promises about it."""
+    party, scheme = case.view.party, case.federation.scheme
+    if party.number is None:
+        if case.truth is None:
+            return {}
+        return {"the model": (case.predict(case.truth), _promise(case))}
+    if sent := disguised(case):
+        found = {"predictions as they come": (sent[0].as_it_comes, EASY)}
+        if (estimate := regressed(case, sent[0])) is not None:
+            found["after the regression on own labels"] = (estimate.outputs, NOTHING)
+        return found
+    if isinstance(scheme, Confined):
+        own = scheme.confined(case.federation.task, case.state, party.number)
+        return {"its own confined model": (case.predict(own), "nothing: models tell what they have learnt")}
+    payload = next(iter(case.view.payloads().values()), None)
+    if isinstance(payload, GlobalModel):
+        return {"the model it is sent": (case.predict(payload.vector), _promise(case))}
+    return {}
+
+
+def _promise(case: Case) -> str:
+    if case.spent is None or case.spent.epsilon is None:
+        return NOTHING
+    most = most_advantage(case.spent.epsilon, case.spent.delta)
+    return f"advantage at most {most:.3g} (epsilon {case.spent.epsilon:.3g})"
+
+
+def _fits(federation: Federation) -> str | None:
+    if not len(federation.test):
+        return "there are no test examples to compare training examples with"
+    if federation.partition.column_count > 1:
+        return "participants hold some of the columns, and no model of their own to ask"
+    sent = any(phase.length for phase in federation.scheme.phases(federation.task))
+    return None if sent or federation.scheme.pooled else "nobody receives anything"
+
+
+AUDIT = Audit(
+    "who can tell, from a model's losses, which examples others have trained on",
+    ("participant", "server"),
+    1,
+    measure,
+    _fits,
+)
