@@ -17,7 +17,7 @@ from discreet.errors import ConfigError
 from discreet.preparation import prepare
 from discreet.rounds import play_round
 from discreet.schemes import ConfinedGradientDescent as CGD
-from discreet.schemes.confined import participants
+from discreet.schemes.confined import judged, participants
 
 FEATURES, CLASSES = 7, 3
 
@@ -73,7 +73,12 @@ def by_hand(fed, scheme, rounds, step):
     displacement = torch.zeros(layout.length, dtype=torch.float64)
     firsts = {}
     for client in range(parts.clients):
-        own = scheme.draw(fed.task.randomness, client, layout.own_length(client % columns))
+        length, streams = layout.own_length(client % columns), fed.task.randomness
+        if scheme.heads == "own":
+            own = scheme.draw(streams, client, length)
+        else:
+            head = scheme.draw(streams, client - client % columns, upper_size, "head of a row")
+            own = torch.cat([scheme.draw(streams, client, length - upper_size), head])
         firsts[client] = layout.parted(own.double(), client % columns)
     history = []
     for _ in range(rounds):
@@ -173,6 +178,34 @@ MODELS = {
     "tanh": mlp((5, 4), nn.Tanh),
     "layer norm": nn.Sequential(nn.Linear(FEATURES, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, CLASSES)),
 }
+
+
+@pytest.mark.parametrize("forward", ["joint", "independent"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (4, 3)])
+def test_participants_of_a_row_may_start_from_one_head(rows, columns, model, forward):
+    scheme = CGD(forward=forward, initial_scale=0.3, heads="row")
+    fed = federation(scheme, split(rows, columns), model)
+    wanted = by_hand(fed, scheme, 3, plain)
+    for fused in (True, False):
+        torch.testing.assert_close(run_rounds(fed, 3, fused).double(), wanted, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("evaluated", [0, 5])
+def test_with_one_head_a_row_has_one_prediction(evaluated):
+    scheme = CGD(initial_scale=0.3, heads="row", evaluated=evaluated)
+    fed = federation(scheme, split(4, 3))
+    state, layout = scheme.init(fed.task), scheme.layout(fed.task)
+    found = scheme.evaluate(fed.task, state, {}, fed.test, map)
+    each = judged.evaluate(
+        *(fed.task, fed.task.grid, layout),
+        lambda participant, length: scheme._first(fed.task, participant, length),
+        *(state, fed.test, evaluated, True, False, map),
+    )
+    assert (found.accuracy, found.worst_accuracy) == (each.accuracy, each.worst_accuracy)
+    # many heads are one product, of which the last bits differ
+    assert (found.loss, found.worst_loss) == pytest.approx((each.loss, each.worst_loss), rel=1e-6)
+    assert found.worst_loss > found.loss
 
 
 @pytest.mark.parametrize("forward", ["joint", "independent"])

@@ -7,6 +7,7 @@ small, differ from participant to participant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,6 @@ from discreet.schemes.base import Task
 from discreet.schemes.confined.heads import Strip, add_blocks, busiest_first, heads, strips_of
 from discreet.schemes.confined.layout import Layout
 from discreet.schemes.confined.participants import rows_of
-from discreet.schemes.confined.start import ConfinedStart
 
 EXAMPLES_AT_ONCE = 4096
 """Rows are worked on in stacks of about so many examples."""
@@ -34,6 +34,8 @@ STACKS_A_JOB = 8
 @dataclass(frozen=True, eq=False)
 class Kept:
     """What does not change from round to round. P pieces of rows have B examples each.
+
+    Where the heads of a row are alike, all its columns are one here, whose inputs are those of all side by side.
 
     Attributes:
         inputs: split by columns, shape (P, B, columns, width).
@@ -76,12 +78,24 @@ def prepare(
     task: Task,
     grid: Grid,
     layout: Layout,
-    start: ConfinedStart,
+    own_start: Callable[[int, int], Tensor],
     cohort: Cohort,
     joint: bool,
+    alike: bool,
     parallel: Map,
 ) -> Kept:
-    """Work out what does not change, for a cohort of all participants."""
+    """Work out what does not change, for a cohort of all participants.
+
+    Args:
+        task: the task.
+        grid: who holds how much of what.
+        layout: who holds which part.
+        own_start: gives the first confined model of a participant, of some length.
+        cohort: all participants.
+        joint: whether rows add up their pre-activations.
+        alike: whether, if they do, all participants of a row also have the same head.
+        parallel: maps over rows.
+    """
     columns, cut = layout.columns, layout.cut
     rows, device = grid.rows, task.learner.device
     pieces, length = layout.pieces, layout.piece
@@ -99,7 +113,7 @@ def prepare(
         inputs[mine] = parted.cpu().view(pieces, length, columns, layout.width)
         together = torch.empty(columns, cut.hidden, layout.width)
         for column in range(columns):
-            own = start.draw(task.randomness, row * columns + column, layout.own_length(column))
+            own = own_start(row * columns + column, layout.own_length(column))
             together[column], upper[row, column] = layout.parted(own, column)
         if not joint:
             first[row] = together
@@ -111,7 +125,9 @@ def prepare(
         pass
     single = cut.layers is not None and len(cut.layers) == 1
     order, strips = torch.arange(columns), []
-    if joint and single and columns > 1:
+    if joint and alike:
+        inputs, upper = inputs.flatten(2).unsqueeze(2), upper[:, :1]
+    elif joint and single and columns > 1:
         order = busiest_first(inputs)
         inputs, upper = inputs[:, :, order], upper[:, order]
         strips = list(parallel(lambda piece: strips_of(piece.to(device), cut.hidden), inputs))
@@ -169,7 +185,7 @@ def total_gradient(
     by_block = by_block[kept.order]
     above = layout.cut.unflatten(by_upper)
     firsts = layout.cut.unflatten(kept.upper)
-    shape = (layout.columns, layout.width, layout.cut.hidden)
+    shape = (*kept.inputs.shape[2:], layout.cut.hidden)
 
     def work(job: list[slice]) -> tuple[Tensor, Tensor, list[Tensor]]:
         blocks_sum, upper_sum = displacement.new_zeros(shape), torch.zeros_like(by_upper)
@@ -193,8 +209,8 @@ def total_gradient(
         blocks_total += blocks_sum
         upper_total += upper_sum
         losses += some
-    blocks = torch.empty_like(blocks_total)
-    blocks[kept.order] = blocks_total
+    blocks = blocks_total.new_empty(layout.columns, layout.width, layout.cut.hidden)
+    blocks[kept.order] = blocks_total.view_as(blocks)
     return blocks.transpose(1, 2).flatten(1), upper_total, torch.cat(losses)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
@@ -15,7 +16,6 @@ from discreet.evaluation import evaluate as evaluate_model
 from discreet.schemes.base import Task
 from discreet.schemes.confined import fused
 from discreet.schemes.confined.layout import Layout
-from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import Displacement
 
 
@@ -23,11 +23,12 @@ def evaluate(
     task: Task,
     grid: Grid,
     layout: Layout | None,
-    start: ConfinedStart,
+    own_start: Callable[[int, int], Tensor],
     state: Displacement,
     examples: Examples,
     evaluated: int,
     joint: bool,
+    alike: bool,
     parallel: Map,
 ) -> Evaluation:
     """Evaluate confined models.
@@ -36,11 +37,12 @@ def evaluate(
         task: the task.
         grid: who holds how much of what.
         layout: who holds which part; None where everybody holds a whole network.
-        start: how confined models were drawn.
+        own_start: gives the first confined model of a participant, of some length.
         state: how far they have moved.
         examples: to judge them on.
         evaluated: how many participants, evenly spread; 0 for all.
         joint: whether a row predicts from common pre-activations.
+        alike: whether, if it does, all its participants also have the same head, and so predict the same.
         parallel: maps over rows.
     """
     count = min(evaluated, grid.participants) if evaluated else grid.participants
@@ -50,7 +52,7 @@ def evaluate(
         device = state.displacement.device
 
         def judge_whole(one: int) -> Evaluation:
-            own = start.draw(task.randomness, one, task.parameters).to(device)
+            own = own_start(one, task.parameters).to(device)
             return evaluate_model(task.learner, own + state.displacement, examples)
 
         found = combined(list(parallel(judge_whole, chosen)))
@@ -69,12 +71,12 @@ def evaluate(
         blocks = by_block.clone()
         upper = by_upper.expand(columns, -1).clone()
         for column in needed:
-            own = start.draw(task.randomness, row * columns + column, layout.own_length(column))
+            own = own_start(row * columns + column, layout.own_length(column))
             block, above = layout.parted(own.to(blocks.device), column)
             blocks[column] += block
             upper[column] += above
-        places = torch.tensor(wanted, device=blocks.device)
-        right, losses = [0] * len(wanted), torch.zeros(len(wanted), dtype=torch.float64)
+        places = torch.tensor(wanted[:1] if joint and alike else wanted, device=blocks.device)
+        right, losses = [0] * len(places), torch.zeros(len(places), dtype=torch.float64)
         for first in range(0, len(examples), PIECE):
             piece = torch.arange(first, min(first + PIECE, len(examples)), device=blocks.device)
             values, targets = examples.gather(piece)
@@ -82,6 +84,8 @@ def evaluate(
             some, loss = fused.right_and_losses(task, layout, blocks, upper, places, flat, targets, joint)
             right = [one + other for one, other in zip(right, some, strict=True)]
             losses += loss.cpu()
+        if len(places) < len(wanted):
+            return right * len(wanted), losses.expand(len(wanted))
         return right, losses
 
     with torch.no_grad():

@@ -71,6 +71,14 @@ class Layout:
         block[:, :held] = own[: self.cut.hidden * held].view(self.cut.hidden, held)
         return block, own[self.cut.hidden * held :]
 
+    def whole(self, own: Tensor) -> Tensor:
+        """Parameters as a participant holds them where there is one column, in the network's order: shape (n,)."""
+        block, upper = self.parted(own, 0)
+        features, bias = self.features[0][: self.cut.features], block[:, self.cut.features :]
+        weight = torch.empty_like(block[:, : self.cut.features])
+        weight[:, torch.from_numpy(features)] = block[:, : self.cut.features]
+        return torch.cat([weight.flatten(), bias.flatten(), upper])
+
     def displacements(self, displacement: Tensor) -> tuple[Tensor, Tensor]:
         """Those of the blocks, shape (columns, hidden, width), and of the upper layers, flat."""
         size = self.columns * self.block

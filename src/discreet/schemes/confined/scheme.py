@@ -70,6 +70,9 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     Attributes:
         batch_size: examples of a row in a round; 0 for all. The participants of a row draw the same.
         forward: ``joint`` or ``independent``.
+        heads: of the participants of a row, their layers above the first: each draws its ``own``, or all start from
+            one, which the ``row`` draws together; it then learns as if it were one participant with all columns, and
+            its participants know each other's heads.
         max_delay: participants of a row are up to so many rounds behind, in each round anew (asynchronous CGD,
             section 8 of the paper); 0 for none.
         evaluated: how many participants' models are evaluated, evenly spread; 0 for all.
@@ -87,6 +90,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
     batch_size: int = Field(default=0, ge=0)
     forward: Literal["joint", "independent"] = "joint"
+    heads: Literal["own", "row"] = "own"
     max_delay: int = Field(default=0, ge=0)
     evaluated: int = Field(default=0, ge=0)
     largest_gradient: float = Field(default=256.0, gt=0, allow_inf_nan=False)
@@ -143,6 +147,10 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         """Whether participants predict without the others of their row, of whom there are some."""
         return self.forward == "independent" and _grid(task).columns > 1
 
+    def _alike(self, task: Task) -> bool:
+        """Whether the participants of a row start from one head, of whom there are some."""
+        return self.heads == "row" and _grid(task).columns > 1
+
     # ---- the scheme
 
     def init(self, task: Task) -> Displacement:
@@ -191,6 +199,16 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         streams = (task.randomness.stream(cohort.round, row, "delay") for row in cohort.row.tolist())
         return payload.displacements[[int(stream.integers(most + 1)) for stream in streams]]
 
+    def _first(self, task: Task, participant: int, length: int) -> Tensor:
+        """A participant's first confined model, of some length."""
+        grid, layout = _grid(task), self.layout(task)
+        if layout is None or not self._alike(task):
+            return self.draw(task.randomness, participant, length)
+        upper = layout.cut.upper_size
+        block = self.draw(task.randomness, participant, length - upper)
+        leader = participant - participant % grid.columns
+        return torch.cat([block, self.draw(task.randomness, leader, upper, "head of a row")])
+
     def _own(self, task: Task) -> Callable[[int, int], Tensor]:
         """Gives a participant's first confined model of some length: drawn anew, or remembered if all are few numbers."""
         grid, device = _grid(task), task.learner.device
@@ -199,7 +217,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         def own(participant: int, length: int) -> Tensor:
             if participant in remembered:
                 return remembered[participant]
-            found = self.draw(task.randomness, participant, length).to(device)
+            found = self._first(task, participant, length).to(device)
             if grid.participants * length <= REMEMBERED:
                 remembered[participant] = found
             return found
@@ -282,13 +300,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             raise ConfigError("participant", participant, "data split by rows alone: here each holds a part")
         own = self.draw(task.randomness, participant, task.parameters).to(state.displacement.device)
         own = own + state.displacement
-        if layout is None:
-            return own
-        block, upper = layout.parted(own, 0)
-        features, bias = layout.features[0][: layout.cut.features], block[:, layout.cut.features :]
-        weight = torch.empty_like(block[:, : layout.cut.features])
-        weight[:, torch.from_numpy(features)] = block[:, : layout.cut.features]
-        return torch.cat([weight.flatten(), bias.flatten(), upper])
+        return own if layout is None else layout.whole(own)
 
     def release(self, task: Task) -> Released | None:
         """None: no differential privacy is promised."""
@@ -307,17 +319,17 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             task,
             _grid(task),
             self.layout(task),
-            self,
+            lambda participant, length: self._first(task, participant, length),
             state,
             examples,
             self.evaluated,
             not self._alone(task),
+            self._alike(task),
             parallel,
         )
 
     def constants(self, task: Task, rounds: int, parallel: Map) -> Mapping[str, float | None]:
-        """How far confined models lie from the mean of their column; of theorem 1, where there are only rows, its
-        epsilon and its expression.
+        """How far confined models lie from the mean of their column, and theorem 1's figures where there are only rows.
 
         No party knows them; a simulation does.
         """
@@ -326,7 +338,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         def draw(participant: int) -> Tensor:
             column = participant % grid.columns
             length = task.parameters if layout is None else layout.own_length(column)
-            return self.draw(task.randomness, participant, length)
+            return self._first(task, participant, length)
 
         columns = [
             theory.spread_of(draw, range(column, grid.participants, grid.columns), parallel)
@@ -336,9 +348,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         return {
             "spread": math.sqrt(sum(one.rms**2 for one in columns) / grid.columns),
             "theorem_epsilon": epsilon,
-            "theorem_bound": None
-            if epsilon is None
-            else theory.theorem_bound(epsilon, rounds, self.decay),
+            "theorem_bound": None if epsilon is None else theory.theorem_bound(epsilon, rounds, self.decay),
         }
 
     # ---- adding up without writing single contributions down
@@ -363,7 +373,16 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             return self._added(task, phase, payload, received, cohort)
         memory = self._memory(task)
         if "kept" not in memory:
-            memory["kept"] = fused.prepare(task, grid, layout, self, cohort, not self._alone(task), parallel)
+            memory["kept"] = fused.prepare(
+                task,
+                grid,
+                layout,
+                lambda participant, own: self._first(task, participant, own),
+                cohort,
+                not self._alone(task),
+                self._alike(task),
+                parallel,
+            )
         kept: fused.Kept = memory["kept"]
         if phase.name == "pre-activations":
             rows = fused.hidden_of_all(layout, kept, payload.displacements[0], parallel)

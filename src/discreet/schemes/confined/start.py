@@ -43,18 +43,21 @@ class ConfinedStart:
                     "scheme.initial_range", self.initial_range, "[low, high] with 0 < low <= high"
                 )
 
-    def draw(self, randomness: Seeded, participant: int, length: int) -> Tensor:
+    def draw(
+        self, randomness: Seeded, participant: int, length: int, purpose: str = "confined model"
+    ) -> Tensor:
         """A participant's first confined model.
 
         Args:
             randomness: the participant's own.
             participant: its number.
             length: how many parameters it holds.
+            purpose: of the stream that is drawn from.
 
         Returns:
             Shape (length,), float32.
         """
-        stream = randomness.stream(0, participant, "confined model")
+        stream = randomness.stream(0, participant, purpose)
         if self.initial_range is not None:
             low, high = self.initial_range
             scale = stream.uniform(low, high)
