@@ -9,6 +9,7 @@ import pytest
 from discreet import SCHEMES, Adversary, Data, Diverged, Experiment, Model, Privacy, simulate
 from discreet.cli import app
 from discreet.report import write_report
+from discreet.report.tables import percent as tables_percent
 from discreet.schemes.base import misdeeds_under
 from federations import assert_same_run, dataset, deal, experiment, federation, same_bits, scheme
 
@@ -145,6 +146,22 @@ def test_a_run_folder_and_its_report_tell_of_the_attack(tmp_path):
     ):
         assert words in page
     assert "Pattern" not in page
+    titles = [plot.split("</title>")[0] for plot in page.split("<title id=")[1:]]
+    for name, title in (
+        ("main-accuracy", "Accuracy of the classes not attacked, by round"),
+        ("source-accuracy", "Accuracy of the attacked class, by round"),
+        ("source-to-target", "Attacked class taken for the target, by round"),
+    ):
+        assert any(f"{name}-title" in one and title in one for one in titles)
+    share = tables_percent(lines[-1]["source_to_target"])
+    assert f"ends at {share} (round 3)" in page
+
+
+def test_an_attack_without_classes_gets_no_plots_that_say_what_others_say(tmp_path):
+    plan = Adversary(attack="sign-flip", clients=[4])
+    simulate(experiment("fedavg", adversary=plan), data=DATA, partition=deal(), out=tmp_path / "run")
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "Accuracy by round" in page and "not attacked, by round" not in page
 
 
 def test_losses_of_malicious_clients_are_not_averaged_in():
@@ -161,8 +178,13 @@ def test_losses_of_malicious_clients_are_not_averaged_in():
 def test_a_run_that_an_attack_ruins_says_so():
     chosen = scheme("fedavg", learning_rate=1e3)
     plan = Adversary(attack="sign-flip", clients=[1], boost=1e6)
-    with pytest.raises(Diverged, match=r"adversary\.boost \(now 1000000\.0\), if the attack is not to win"):
+    with pytest.raises(
+        Diverged, match=r"adversary\.boost \(now 1000000\.0\), if the attack is not to win"
+    ) as caught:
         simulate(experiment(chosen, adversary=plan, rounds=9), data=DATA)
+    found = caught.value.last["adversary"]
+    assert found["attack"] == "sign-flip" and found["malicious"] == 1
+    assert found["main_accuracy"] == caught.value.last["final"]["accuracy"]
 
 
 def test_the_terminal_tells_of_the_attack_and_of_every_note(tmp_path, capsys):

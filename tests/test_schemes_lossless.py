@@ -14,8 +14,10 @@ from discreet.config import from_table, load
 from discreet.errors import ConfigError, Diverged, ModelError
 from discreet.forecast import plan
 from discreet.models import MODELS
+from discreet.randomness import Seeded
 from discreet.schemes import Lossless
 from discreet.schemes.base import Total
+from discreet.schemes.lossless.probing import probe
 from discreet.training import mean_gradients
 from federations import SIZES, dataset, deal, experiment, federation, play
 from perturbed_models import (
@@ -358,6 +360,85 @@ def test_a_plan_knows_what_it_sends():
     assert rows["lossless"].bits == 64
     assert rows["lossless"].megabytes_a_round == pytest.approx(8 * up / 1e6)
     assert rows["lossless"].downlink_megabytes_a_round == pytest.approx(8 * (sum(layers) + 20) / 1e6)
+
+
+# ---- the probe batch
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal", "test"])
+def test_rho_is_measured_on_the_probe_batch_that_was_chosen(kind):
+    # inputs far from both [0, 1) and variance 1
+    data = images()
+    data = dataclasses.replace(data, test=dataclasses.replace(data.test, inputs=40 * data.test.inputs - 10))
+    fed = setting(Lossless(rho=5.0, probe=kind), data=data, model=chain())
+    state = fed.scheme.init(fed.task)
+    seen = fed.scheme.broadcast(fed.task, state, 1).vector
+    rows = {
+        "uniform": probe(fed.task.randomness, IMAGE, torch.device("cpu")),
+        "normal": probe(fed.task.randomness, IMAGE, torch.device("cpu"), normal=True),
+        "test": data.test.inputs.double(),
+    }
+
+    def ratio(inputs):
+        true, noisy = (fed.task.learner.network.apply(one, inputs) for one in (state.vector, seen))
+        return float((noisy - true).square().mean().sqrt() / true.square().mean().sqrt())
+
+    found = {name: ratio(inputs) for name, inputs in rows.items()}
+    assert found.pop(kind) == pytest.approx(5, rel=1e-9)
+    assert all(abs(other - 5) > 1e-4 for other in found.values())
+
+
+def test_normal_inputs_are_like_a_standardised_table():
+    # 32 x 1,000 numbers: each bound is passed by chance once in 10^6
+    found = probe(Seeded(4), (1000,), torch.device("cpu"), normal=True)
+    assert found.shape == (32, 1000) and bool(found.isfinite().all())
+    assert abs(float(found.mean())) < 5 / 32_000**0.5
+    assert abs(float(found.square().mean()) - 1) < 5 * (2 / 32_000) ** 0.5
+    assert abs(float((found.abs() < 0.6745).double().mean()) - 0.5) < 5 * (0.25 / 32_000) ** 0.5
+
+
+@pytest.mark.parametrize("kind", ["normal", "test"])
+def test_a_secure_sum_has_room_whatever_the_probe_batch(kind):
+    model, data = made("chain"), DATA["chain"]
+    chosen = experiment(Lossless(rho=10.0, probe=kind, **STEP), widths=None, rounds=1, secure="masked")
+    run = simulate(chosen, data=data, partition=deal(), model=model)
+    start = torch.cat([one.detach().double().flatten() for one in model.parameters()])
+    wanted = true_gradient(model, data.train, held(), half_squares)
+    assert relative(start - run.vector, wanted) < 1e-11
+    assert run.metrics[0]["saturated"] == 0
+
+
+def test_a_public_probe_batch_makes_room_for_its_own_scale():
+    """Where inputs are a thousand times as large, a probe batch of such inputs cuts nothing."""
+    data = images()
+    data = dataclasses.replace(
+        data,
+        **{
+            part: dataclasses.replace(one, inputs=one.inputs * 1e3)
+            for part, one in (("train", data.train), ("test", data.test))
+        },
+    )
+    found = []
+    for kind in ("uniform", "test"):
+        scheme = Lossless(headroom=16.0, probe=kind, **STEP)
+        chosen = experiment(scheme, widths=None, rounds=1, secure="masked")
+        found.append(simulate(chosen, data=data, partition=deal(), model=chain()).metrics[0]["saturated"])
+    assert found[0] > 0 and found[1] == 0
+
+
+def test_without_test_examples_there_are_none_to_probe_with(monkeypatch):
+    monkeypatch.setattr(Lossless, "contribute", None)  # nobody is asked
+    with pytest.raises(
+        ConfigError, match=r"scheme\.probe = 'test': expected uniform or normal: there are no test"
+    ):
+        simulate(
+            experiment(Lossless(probe="test"), widths=None),
+            data=images(test=0),
+            partition=deal(),
+            model=chain(),
+        )
+    with pytest.raises(ConfigError, match=r"scheme\.probe = 'mine'"):
+        Lossless(probe="mine")
 
 
 # ---- what is refused

@@ -221,6 +221,13 @@ def test_a_run_that_diverges_keeps_its_last_good_round(blobs, tmp_path):
     assert again.value.round == caught.value.round
     short = simulate(dataclasses.replace(wild, rounds=last), data=blobs)
     assert short.vector.isfinite().all()
+    # the error says how good the model is that it keeps, whether that was evaluated in the run or not
+    for told in (caught.value.last, again.value.last):
+        assert told == {"final": short.result["final"], "best": short.result["best"]}
+    with pytest.raises(Diverged) as unseen:
+        simulate(dataclasses.replace(wild, eval_every=9), data=blobs)
+    assert unseen.value.last["final"]["round"] == unseen.value.round - 1
+    assert unseen.value.last["final"] == unseen.value.last["best"]
 
 
 # --- what is given in place of what is named

@@ -13,7 +13,7 @@ from discreet.privacy.planning import largest_cohort
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import Gaussian, Poisson, Released, Sampling
 from discreet.sampling import how_sampled
-from discreet.schemes.base import RecordLevel, Task, releases_a_round
+from discreet.schemes.base import RecordLevel, Task, groups_of, releases_a_round
 
 
 def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experiment, Task, int | None]:
@@ -40,15 +40,19 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
         )
     if isinstance(experiment.scheme, RecordLevel):
         _check_alone(experiment)
-    sampling = how_sampled(experiment, clients)
+    sampling, groups = how_sampled(experiment, clients), groups_of(experiment.scheme)
+    cohort = sampling.fraction * clients
+    if groups > max(1.0, cohort):
+        raise ConfigError("scheme.groups", groups, f"at most {cohort:g}, the clients of a round")
     promise = Promise(
         noise_multiplier=asked.noise_multiplier or 1.0,
         sampling=sampling,
-        expected_cohort=sampling.fraction * clients,
-        largest_cohort=largest_cohort(sampling, clients),
+        expected_cohort=cohort / groups,
+        largest_cohort=largest_cohort(sampling, clients, groups),
         dropout_tolerance=asked.dropout_tolerance,
         assumed_dishonest=asked.assumed_dishonest,
         noise=asked.noise,
+        groups=groups,
     )
 
     def release(multiplier: float) -> Released:
@@ -72,7 +76,7 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
     noise = release(promise.noise_multiplier).noise
     if not isinstance(noise, Gaussian):  # which comes in no shares
         deviation = promise.noise_multiplier * noise.l2_sensitivity
-        _check_shares(promise, deviation, smallest_cohort(sampling, clients))
+        _check_shares(promise, deviation, smallest_cohort(sampling, clients, groups))
     allowed = None
     if asked.epsilon is None:  # what no theory covers is refused now, not when all rounds have run
         spent(NOTHING.add(experiment.scheme.release(task)), asked.delta, asked.accountant)
@@ -93,18 +97,18 @@ def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experime
     secure = experiment.secure
     if secure == "auto":
         secure = "masked" if experiment.scheme.modular else "none"
-    if secure == "masked" and promise.largest_cohort < 3:
+    if secure == "masked" and promise.largest_cohort < 3 and groups == 1:
         raise ConfigError("secure", secure, "at least 3 clients a round to hide among, or none, in the clear")
     return replace(experiment, privacy=asked, secure=secure), task, allowed
 
 
-def smallest_cohort(drawn: Sampling, clients: int) -> int:
-    """No round that draws anyone draws fewer, but with probability below 1e-9 a round."""
+def smallest_cohort(drawn: Sampling, clients: int, groups: int = 1) -> int:
+    """No round that draws anyone draws fewer, but with probability below 1e-9 a round; likewise for groups."""
     if not isinstance(drawn, Poisson):
-        return drawn.cohort
+        return drawn.cohort // groups
     from scipy.stats import binom  # late: slow to import
 
-    return max(1, int(binom.ppf(1e-9, clients, drawn.probability)))
+    return max(1, int(binom.ppf(1e-9, clients // groups, drawn.probability)))
 
 
 def _check_alone(experiment: Experiment) -> None:

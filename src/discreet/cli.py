@@ -192,8 +192,12 @@ def report(
 
 @app.command()
 def audit(
-    source: Annotated[
-        str, typer.Argument(metavar="RUN|FILE.toml|PRESET", help="A run folder; or an experiment, run first.")
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|FILE.toml|PRESET...",
+            help="A run folder; or an experiment, run first. Several are put side by side.",
+        ),
     ],
     attacks: Annotated[
         list[str] | None,
@@ -209,7 +213,8 @@ def audit(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder for audit.json, and of an experiment its run; else the run folder."
+            metavar="DIR",
+            help="Folder for audit.json, and of an experiment its run; else the run folder. Of several: audits.",
         ),
     ] = None,
     quick: Annotated[
@@ -224,7 +229,10 @@ def audit(
     """Measure what a curious party of a run learns. The same command goes on with a run that was interrupted."""
     from discreet import audits
 
-    folder = out if out or (Path(source) / "config.toml").is_file() else _free_folder(source, False)
+    several = len(sources) > 1
+    folder = out or (Path("audits") if several else None)
+    if folder is None and not (Path(sources[0]) / "config.toml").is_file():
+        folder = _free_folder(sources[0], False)
     hidden = quiet or not sys.stderr.isatty()
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
@@ -236,25 +244,35 @@ def audit(
                 if not hidden:
                     shown.enter_context(Console(stderr=True).status(f"{number}/{count} {name}"))
 
-            made = audits.audit(
-                source,
-                settings=settings or (),
-                attacks=attacks or (),
-                party=party,
-                out=folder,
-                quick=quick,
-                data_dir=data_dir,
-                on_data=on_data,
-                on_round=on_round,
-                on_audit=on_audit,
-            )
+            how: dict[str, Any] = {
+                "settings": settings or (),
+                "attacks": attacks or (),
+                "party": party,
+                "quick": quick,
+                "data_dir": data_dir,
+                "on_data": on_data,
+                "on_round": on_round,
+                "on_audit": on_audit,
+            }
+            if several and folder:
+                records = audits.compare(sources, out=folder, **how).records
+            else:
+                made = audits.audit(sources[0], out=folder, **how)
     except KeyboardInterrupt:
         again = f"; to go on, the same command with --out={shlex.quote(str(folder))}" if folder else ""
         _complain(f"interrupted, finished rounds are kept{again}")
         raise SystemExit(130) from None
     if as_json:
-        print(json.dumps(made.record, indent=1))
-    elif not quiet:
+        print(json.dumps(records if several else made.record, indent=1))
+    elif quiet:
+        return
+    elif several:
+        for table in (audits.compared_rows(records), audits.other_rows(records)):
+            if len(table) > 1:
+                _print_columns(table)
+                print()
+        print(f"wrote {folder}")
+    else:
         for name, entry in made.record["audits"].items():
             print(f"{name} ({entry['party']}): {entry['summary']}")
             _print_columns(audits.rows(entry))

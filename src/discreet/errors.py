@@ -19,7 +19,8 @@ Messages name the key, file or shape at fault and say what would be right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class DiscreetError(Exception):
@@ -96,10 +97,12 @@ class Diverged(UserError):
     Attributes:
         round: the round in which it happened, counted from 1.
         cause: the likely cause, and what to change.
+        last: of a run's result, what is known all the same: ``final``, ``best`` and ``adversary``, of the model before
+            that round. Empty where nobody has evaluated it.
     """
 
-    def __init__(self, round: int, cause: str) -> None:
-        self.round, self.cause = round, cause
+    def __init__(self, round: int, cause: str, last: Mapping[str, Any] | None = None) -> None:
+        self.round, self.cause, self.last = round, cause, last or {}
         super().__init__(f"diverged in round {round}: {cause}")
 
 

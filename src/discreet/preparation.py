@@ -39,13 +39,16 @@ from discreet.losses import Loss
 from discreet.network import Network
 from discreet.randomness import SERVER, Seeded
 from discreet.sampling import fixed_cohort
-from discreet.schemes.base import RecordLevel, Task
+from discreet.schemes.base import RecordLevel, Task, groups_of
 from discreet.training import Learner
 
 CACHE_BYTES = 6_500_000
 """Stacked parameters up to this size measured fastest: they stay in a processor's cache."""
 
 MOST_LANES = 64
+
+PUBLIC = 256
+"""So many examples of the test set are known to all parties, at most: a scheme may try the model out on them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +233,7 @@ def prepare(
         grid=Grid(partition.sizes, partition.columns),
         modular=experiment.secure not in ("auto", "none"),
         adversary=None if infiltration is None else infiltration.malice,
+        public=data.test.gather(torch.arange(min(PUBLIC, len(data.test))))[0],
     )
     experiment, task, releases = promised(experiment, task, partition.clients)
     _check_sums(experiment, partition)
@@ -448,7 +452,8 @@ def resolve(
     if lanes == "auto":
         in_cache = max(1, CACHE_BYTES // (4 * network.count))
         # at least two stacks a round, so that two workers have something to do on every machine
-        lanes = 1 if path == "autograd" else min(in_cache, MOST_LANES, max(1, math.ceil(cohort / 2)))
+        stacks = max(2, groups_of(experiment.scheme))  # of clients of one group each
+        lanes = 1 if path == "autograd" else min(in_cache, MOST_LANES, max(1, math.ceil(cohort / stacks)))
     workers = engine.workers
     if workers == "auto":
         workers = 1 if engine.device == "cuda" else _processors()

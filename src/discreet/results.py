@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import statistics
@@ -196,9 +197,7 @@ def summarise(
         "seed": experiment.seed,
         "rounds": len(history),
         "final": {key: last[key] for key in ("round", "accuracy", "loss")},
-        "best": None
-        if best is None
-        else {"round": best.round, "accuracy": best.test.accuracy, "loss": best.test.loss},
+        "best": None if best is None else _scores(best.round, best.test),
         "bits_per_parameter": 8 * uplink / (sent * count) if sent else 0.0,
         "uplink_bytes": uplink,
         "downlink_bytes": sum(line["downlink_bytes"] for line in history),
@@ -220,6 +219,27 @@ def summarise(
     if isinstance(federation.scheme, Measured):
         result |= federation.scheme.summed_up(history)
     return result
+
+
+def so_far(federation: Federation, round: int, found: Evaluation, best: Best | None) -> dict[str, Any]:
+    """Of what ``result.json`` would hold, how good the models of a run are that has diverged.
+
+    Args:
+        federation: of the run.
+        round: the last good one; 0 for none.
+        found: how good the model after it is on the test set.
+        best: the best round of those that were evaluated, or None.
+    """
+    final = _scores(round, found)
+    result = {"final": final, "best": final if best is None else _scores(best.round, best.test)}
+    if federation.infiltration is not None:
+        result["adversary"] = _attack(federation.infiltration, found.extras)
+    return result
+
+
+def _scores(round: int, found: Evaluation) -> dict[str, Any]:
+    loss = found.loss if found.loss is not None and math.isfinite(found.loss) else None
+    return {"round": round, "accuracy": found.accuracy, "loss": loss}
 
 
 def _attack(infiltration: Infiltration, last: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class Attendance:
         """The clients whose contributions arrive, in rising order."""
         return self.drawn[self.steps > STAGES.index(Stage.MASK)]
 
+    def dealt(self, groups: NDArray[np.int64], count: int) -> list[Attendance]:
+        """The same clients in `count` parts; `groups`, shape (K,), says who is in which."""
+        return [Attendance(self.drawn[groups == one], self.steps[groups == one]) for one in range(count)]
+
     @property
     def lost(self) -> int:
         """How many clients' contributions do not arrive."""
@@ -72,6 +76,30 @@ def sample(experiment: Experiment, clients: int, round: int) -> NDArray[np.int64
     if count == clients:
         return np.arange(clients)
     return np.sort(stream.choice(clients, count, replace=False, shuffle=False)).astype(np.int64)
+
+
+def grouped(
+    experiment: Experiment, there: Attendance, clients: int, round: int, count: int
+) -> list[Attendance]:
+    """The clients of a round in `count` groups, by a draw that everybody can repeat.
+
+    Each is in one group, so that one client's data has a part in one sum. Cohorts of fixed size are dealt evenly. Under
+    Poisson sampling all clients are, whether they were drawn or not: who else is in the round must not change anybody's
+    group, or one client more would change every sum.
+
+    Args:
+        experiment: what runs.
+        there: who was drawn.
+        clients: how many there are.
+        round: counted from 1.
+        count: of the groups; some may be empty.
+    """
+    if count == 1:
+        return [there]
+    everyone = how_sampled(experiment, clients)
+    dealt = clients if isinstance(everyone, Poisson) else len(there.drawn)
+    places = Seeded(experiment.seed).stream(round, SERVER, "groups").permutation(dealt) % count
+    return there.dealt(places[there.drawn] if isinstance(everyone, Poisson) else places, count)
 
 
 def fixed_cohort(experiment: Experiment, clients: int) -> int:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet import preparation
+from discreet.cohort import Examples
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset, no_progress
 from discreet.data.dataset import Progress as DataProgress
@@ -40,7 +41,7 @@ from discreet.evaluation import Evaluation, Map
 from discreet.losses import Loss
 from discreet.preparation import Federation
 from discreet.privacy.releases import NOTHING, Ledger
-from discreet.results import Best, Run, summarise
+from discreet.results import Best, Run, so_far, summarise
 from discreet.rounds import play_round
 from discreet.runs import CHECKPOINT, Checkpoint, RunFolder, check_out, open_run
 from discreet.sampling import attend
@@ -116,7 +117,8 @@ def simulate(
 
     Raises:
         UserError: something in what was asked cannot be done; nothing is left half-written.
-        Diverged: training became NaN or infinite; the run folder keeps the last good round.
+        Diverged: training became NaN or infinite; the run folder keeps the last good round, and the error says how good
+            its model is.
     """
     if out is not None:
         check_out(Path(out), resume=resume)
@@ -130,7 +132,12 @@ def simulate(
     with opened as folder, _workers(experiment) as parallel:
         progress, history = _start(federation, folder)
         while not _is_over(federation, progress) and not _patience_is_over(experiment, progress):
-            progress, metrics = _round(federation, progress, parallel, witness)
+            try:
+                progress, metrics = _round(federation, progress, parallel, witness)
+            except Diverged as error:
+                found = _measured(federation, progress, parallel)
+                last = so_far(federation, progress.round, found, progress.best)
+                raise Diverged(error.round, error.cause, last) from None
             history.append(metrics)
             if folder:
                 folder.append(metrics)
@@ -358,18 +365,30 @@ def _remedy(federation: Federation) -> str:
     return "lower " + " or ".join(rates)
 
 
+def _measure(federation: Federation, progress: Progress, parallel: Map) -> Callable[[Examples], Evaluation]:
+    """Tells how good the models of a round are on some examples."""
+    return partial(
+        federation.scheme.evaluate, federation.task, progress.state, progress.kept, parallel=parallel
+    )
+
+
+def _measured(federation: Federation, progress: Progress, parallel: Map) -> Evaluation:
+    """How good they are on the test set, and how far malicious clients have got."""
+    measure = _measure(federation, progress, parallel)
+    found = measure(federation.test)
+    if federation.infiltration is None:
+        return found
+    figures = federation.infiltration.yardstick.figures(found, measure)
+    return replace(found, extras={**found.extras, **figures})
+
+
 def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, parallel: Map) -> Progress:
     """Evaluate after a round, add the figures to its metrics, and keep the best model."""
-    scheme, task = federation.scheme, federation.task
-    measure = partial(scheme.evaluate, task, progress.state, progress.kept, parallel=parallel)
+    scheme = federation.scheme
     started = time.perf_counter()
-    found: Evaluation = measure(federation.test)
-    if federation.infiltration is not None:
-        figures = federation.infiltration.yardstick.figures(found, measure)
-        found = replace(found, extras={**found.extras, **figures})
-    judged = found
+    judged = found = _measured(federation, progress, parallel)
     if federation.holdout is not None:
-        judged = measure(federation.holdout)
+        judged = _measure(federation, progress, parallel)(federation.holdout)
         metrics |= {"holdout_accuracy": judged.accuracy, "holdout_loss": judged.loss}
     for one in (found, judged):
         if one.loss is not None and not math.isfinite(one.loss):

@@ -7,8 +7,9 @@ numbers; where the experiment says so, by masked sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from discreet.preparation import Federation
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import FixedSize
 from discreet.rounds import Ask
-from discreet.sampling import Attendance, how_sampled
-from discreet.schemes.base import Contribution, Fused, Scope, Total
+from discreet.sampling import Attendance, grouped, how_sampled
+from discreet.schemes.base import Contribution, Fused, Scope, Total, groups_of
 from discreet.secure.groups import accumulate, decode, encode, lifted, wire_bytes, zeros
 from discreet.secure.masking import (
     STAGES,
@@ -149,19 +150,48 @@ def answer(
         tally.count(cohort, given, total.count * wire_bytes(phase.group, phase.length))
         _keep(kept, cohort, given)
         return total
-    partition, lanes = federation.partition, federation.task.learner.lanes
+    lanes = federation.task.learner.lanes
+    groups = grouped(federation.experiment, there, federation.partition.clients, ask.round, phase.groups)
+    stacks = [
+        [(one.sending[start : start + lanes], len(one.drawn)) for start in range(0, len(one.sending), lanes)]
+        for one in groups
+    ]
+    accomplices = federation.accomplices(ids, ask.round, drawn)
+
+    def contribute(stack: tuple[NDArray[np.int64], int]) -> Received:
+        return _contribute(federation, ask, stack[0], kept, stack[1], accomplices)
+
+    came, totals, released = iter(parallel(contribute, [stack for own in stacks for stack in own])), [], False
+    for number, (one, own) in enumerate(zip(groups, stacks, strict=True)):
+        tally.released = True
+        totals.append(_summed(federation, ask, one, number, islice(came, len(own)), kept, tally, arrived))
+        released |= tally.released
+    if phase.groups == 1:
+        return totals[0]
+    tally.released = released  # one sum that is seen is a release
+    seen = [total for total in totals if total.count]
+    values = torch.stack([total.values for total in seen]) if seen else zeros(phase.group, (0, phase.length))
+    return Total(values, sum(total.count for total in seen))
+
+
+def _summed(
+    federation: Federation,
+    ask: Ask,
+    there: Attendance,
+    number: int,
+    came: Iterable[Received],
+    kept: dict[int, Tensor],
+    tally: Tally,
+    arrived: dict[int, Tensor] | None,
+) -> Total:
+    """The sum of one group of a round's clients, whose number it is."""
+    phase, partition, drawn = ask.phase, federation.partition, len(there.drawn)
     groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
     values, count = zeros(phase.group, (groups, phase.length)), 0
-    stacks = [ids[start : start + lanes] for start in range(0, len(ids), lanes)]
     masked: list[Received] = []
     gathered: list[Tensor] = []
-    accomplices = federation.accomplices(ids, ask.round, drawn)
     shared = _shared_sum(federation, ask, groups)
-
-    def contribute(stack: NDArray[np.int64]) -> Received:
-        return _contribute(federation, ask, stack, kept, drawn, accomplices)
-
-    for received in parallel(contribute, stacks):
+    for received in came:
         cohort, given = received.cohort, received.given
         tally.count(cohort, given, received.uplink)
         _keep(kept, cohort, given)
@@ -192,7 +222,7 @@ def answer(
     if gathered:
         return Total(torch.cat(gathered), count)
     if masked:
-        return _masked(federation, ask, there, masked, tally)
+        return _masked(federation, ask, there, number, masked, tally)
     if shared is not None:
         values = torch.from_numpy(shared.ring.lift(shared.total()))
         return Total(values[0] if phase.scope == "all" else values, count)
@@ -231,9 +261,17 @@ def _share(shared: SharedSum, scope: Scope, received: Received, tally: Tally) ->
 
 
 def _masked(
-    federation: Federation, ask: Ask, there: Attendance, received: Sequence[Received], tally: Tally
+    federation: Federation,
+    ask: Ask,
+    there: Attendance,
+    number: int,
+    received: Sequence[Received],
+    tally: Tally,
 ) -> Total:
-    """The sum by the protocol of `discreet.secure.masking`, run by real clients and a real server in this process."""
+    """The sum by the protocol of `discreet.secure.masking`, run by real clients and a real server in this process.
+
+    The groups of a round run it each on its own; `number` tells their runs apart.
+    """
     ring = ask.phase.group
     if not isinstance(ring, Ring) or ask.phase.scope != "all":
         raise LocalProtocolError("masked sums are over a ring and over all participants")
@@ -261,6 +299,7 @@ def _masked(
             dropouts=dropouts,
             minimum_survivors=max(2, graph.clients - graph.dropped),  # for fewer, the graph was not planned
             cohort=there.drawn.tolist(),
+            run=b"simulation" if ask.phase.groups == 1 else f"simulation, group {number}".encode(),
             round=ask.round,
         )
     except RoundAborted:
@@ -303,9 +342,19 @@ def check_releases(federation: Federation) -> None:
         return
     drawn = how_sampled(experiment, federation.partition.clients)
     share = 1.0 if experiment.scheme.everyone else drawn.fraction
-    cohort = max(1, round(share * federation.partition.clients))
-    if masked and isinstance(drawn, FixedSize):
-        masking_graph(promise, cohort, experiment.dropouts.silent)
+    groups = groups_of(experiment.scheme)
+    cohort = max(1, round(share * federation.partition.clients) // groups)
+    if masked and (isinstance(drawn, FixedSize) or groups > 1):
+        try:
+            masking_graph(promise, cohort, experiment.dropouts.silent)
+        except ConfigError as error:
+            if groups == 1:
+                raise
+            raise ConfigError(
+                "scheme.groups",
+                groups,
+                f"fewer, of more than {cohort} clients each: in so few a masked sum hides nobody ({error})",
+            ) from None
     chance = experiment.dropouts.silent if masked else experiment.dropouts.lost
     typical = dropouts_at_most(cohort, chance, 0.5)
     tolerance = SILENT if promise is None else promise.dropout_tolerance

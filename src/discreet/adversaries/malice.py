@@ -63,14 +63,14 @@ class Malice:
             return self._each(work, cohort, lanes, randomness)
         found = work(cohort, np.zeros_like(lanes))
         common = self._remembered(work, start, cohort, randomness, memory)
-        return _with_rows(found, cohort, lanes, common.expand(int(lanes.sum()), -1))
+        return with_rows(found, cohort, lanes, common.expand(int(lanes.sum()), -1))
 
     def boosted(self, trained: Trained, cohort: Cohort) -> Trained:
         """What malicious clients send in floating point: so many times their update."""
         lanes = self.among(cohort)
         if self.adversary.boost == 1 or not lanes.any():
             return trained
-        return _with_rows(trained, cohort, lanes, trained.changes[lanes] * self.adversary.boost)
+        return with_rows(trained, cohort, lanes, trained.changes[lanes] * self.adversary.boost)
 
     def forged(self, gradients: Tensor, cohort: Cohort, randomness: Seeded, shares: Tensor) -> Tensor:
         """Gradients, shape (K, length), with those that malicious clients send in place of theirs.
@@ -130,7 +130,7 @@ class Malice:
         if lie is None:
             return found
         rows = lie(found.changes[lanes], cohort.ids[lanes].tolist(), cohort.round, randomness)
-        return _with_rows(found, cohort, lanes, rows)
+        return with_rows(found, cohort, lanes, rows)
 
     def _remembered(
         self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded, memory: dict[str, Any]
@@ -210,7 +210,7 @@ def _nothing(rows: Tensor, clients: Sequence[int], round: int, randomness: Seede
 _LIES: Mapping[str, Lie] = {"sign-flip": _opposite, "random-update": _random, "free-riding": _nothing}
 
 
-def _with_rows(trained: Trained, cohort: Cohort, lanes: NDArray[np.bool_], rows: Tensor) -> Trained:
+def with_rows(trained: Trained, cohort: Cohort, lanes: NDArray[np.bool_], rows: Tensor) -> Trained:
     """Other updates in some lanes; accepted by the same rule as all are."""
     changes, accepted = trained.changes.clone(), trained.accepted.clone()
     changes[lanes] = rows.to(changes)

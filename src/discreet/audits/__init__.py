@@ -7,9 +7,23 @@ hidden, and what the scheme promises.
 
 from __future__ import annotations
 
-from discreet.audits.case import Audit, Case, Finding
+from discreet.audits.case import Audit, Case, Finding, Illustrated
+from discreet.audits.comparing import Compared, compare, compared_rows, other_rows
 from discreet.audits.running import Audited, audit
 from discreet.audits.table import AUDITS
 from discreet.audits.words import rows
 
-__all__ = ["AUDITS", "Audit", "Audited", "Case", "Finding", "audit", "rows"]
+__all__ = [
+    "AUDITS",
+    "Audit",
+    "Audited",
+    "Case",
+    "Compared",
+    "Finding",
+    "Illustrated",
+    "audit",
+    "compare",
+    "compared_rows",
+    "other_rows",
+    "rows",
+]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,6 +43,21 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)
+class Illustrated:
+    """Figures that come with pictures.
+
+    Attributes:
+        findings: the figures.
+        pictures: drawn, by short names; written beside ``audit.json`` as ``audit-AUDIT-NAME.png``.
+        series: what is plotted, by names, for ``audit.json``: numbers, None where there is none, or lists of them.
+    """
+
+    findings: Sequence[Finding]
+    pictures: Mapping[str, Figure] = field(default_factory=dict)
+    series: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """What an audit works on. Attacks may have `view` and `own`; the rest is what a simulation judges them by.
 
@@ -51,6 +67,7 @@ class Case:
         view: what the party received in them. The first payload is of the model that the run ended with.
         spent: the differential privacy of the run; None without.
         most: so many examples of a kind are asked about.
+        quick: whether figures need say nothing, if only they come soon.
     """
 
     federation: Federation
@@ -58,6 +75,7 @@ class Case:
     view: View
     spent: Spent | None
     most: int
+    quick: bool = False
 
     @property
     def round(self) -> int:
@@ -129,7 +147,7 @@ class Audit:
     summary: str
     roles: tuple[Role, ...]
     rounds: int
-    measure: Callable[[Case], Sequence[Finding]]
+    measure: Callable[[Case], Sequence[Finding] | Illustrated]
     fits: Callable[[Federation], str | None]
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
 from discreet.adversaries.inference.membership import Membership, loss_threshold
-from discreet.audits.case import Audit, Case, Finding
+from discreet.audits.case import Audit, Case, Finding, Illustrated
+from discreet.audits.curves import curve, findings
 from discreet.audits.perturbation import EASY, NOTHING, disguised, regressed
 from discreet.preparation import Federation
 from discreet.schemes.base import Confined, GlobalModel
 
-RATES = (0.01, 0.001)
-"""False-positive rates at which it is told how many members are found."""
 
-
-def measure(case: Case) -> Sequence[Finding]:
+def measure(case: Case) -> Sequence[Finding] | Illustrated:
     """A loss threshold, on whatever the party can predict with."""
     members, others = case.others, case.unseen
     if not len(members) or not len(others):
@@ -28,26 +25,12 @@ def measure(case: Case) -> Sequence[Finding]:
         return loss_threshold(predict, case.federation.task.learner.loss, members, others)
 
     known = None if case.truth is None else attacked(case.predict(case.truth))
-    found = []
-    for name, (predict, promise) in _predictions(case).items():
+    found, drawn = [], {}
+    for name, (predict, promise) in predictions(case).items():
         got = attacked(predict)
-        for figure, read, chance in _figures(got):
-            unprotected = None if known is None else read(known)
-            found.append(Finding(name, figure, read(got), chance, unprotected, promise))
-    return found
-
-
-def _figures(got: Membership) -> list[tuple[str, Callable[[Membership], float], float]]:
-    """What is told of an attack: its name, how to read it, and what guessing gives."""
-    found: list[tuple[str, Callable[[Membership], float], float]] = [
-        ("advantage", lambda one: one.advantage, got.chance),
-        ("AUC", lambda one: one.auc, 0.5),
-    ]
-    for rate in RATES:
-        found.append(
-            (f"found at {rate:.1%} false alarms", partial(Membership.found_at, false_positive=rate), rate)
-        )
-    return found
+        found += findings(name, got, promise, known)
+        drawn[name] = curve(got)
+    return Illustrated(found, series=drawn)
 
 
 def most_advantage(epsilon: float, delta: float) -> float:
@@ -58,13 +41,13 @@ def most_advantage(epsilon: float, delta: float) -> float:
     return math.tanh(epsilon / 2) + 2 * delta / (math.exp(min(epsilon, 700.0)) + 1)
 
 
-def _predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], str]]:
+def predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], str]]:
     """What the party can predict with, and what the scheme promises about it."""
     party, scheme = case.view.party, case.federation.scheme
     if party.number is None:
         if case.truth is None:
             return {}
-        return {"the model": (case.predict(case.truth), _promise(case))}
+        return {"the model": (case.predict(case.truth), promised(case))}
     if sent := disguised(case):
         found = {"predictions as they come": (sent[0].as_it_comes, EASY)}
         if (estimate := regressed(case, sent[0])) is not None:
@@ -75,18 +58,20 @@ def _predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], s
         return {"its own confined model": (case.predict(own), "nothing: models tell what they have learnt")}
     payload = next(iter(case.view.payloads().values()), None)
     if isinstance(payload, GlobalModel):
-        return {"the model it is sent": (case.predict(payload.vector), _promise(case))}
+        return {"the model it is sent": (case.predict(payload.vector), promised(case))}
     return {}
 
 
-def _promise(case: Case) -> str:
+def promised(case: Case) -> str:
+    """What the scheme promises about membership, of whatever is released."""
     if case.spent is None or case.spent.epsilon is None:
         return NOTHING
     most = most_advantage(case.spent.epsilon, case.spent.delta)
     return f"advantage at most {most:.3g} (epsilon {case.spent.epsilon:.3g})"
 
 
-def _fits(federation: Federation) -> str | None:
+def fits(federation: Federation) -> str | None:
+    """Why membership says nothing about a federation; None if it does."""
     if not len(federation.test):
         return "there are no test examples to compare training examples with"
     if federation.partition.column_count > 1:
@@ -100,5 +85,5 @@ AUDIT = Audit(
     ("participant", "server"),
     1,
     measure,
-    _fits,
+    fits,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet import config, preparation
-from discreet.audits.case import Audit, Case
+from discreet.audits.case import Audit, Case, Illustrated
 from discreet.audits.table import AUDITS
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset, no_progress
@@ -56,6 +56,7 @@ def audit(
     party: str | None = None,
     out: Path | None = None,
     quick: bool = False,
+    lenient: bool = False,
     data: Dataset | None = None,
     partition: Partition | None = None,
     model: Any = None,
@@ -77,6 +78,7 @@ def audit(
         party: whose view is taken; None for what each audit takes by itself.
         out: the folder for ``audit.json``, and of an experiment the run folder; None for the run folder that is audited.
         quick: few rounds and few examples: figures that say nothing.
+        lenient: of the attacks that were named, leave out those that do not fit the scheme.
         data: what the run got from Python, as for `discreet.simulate`.
         partition: likewise.
         model: likewise.
@@ -113,7 +115,7 @@ def audit(
     if saved is None:
         raise RunFolderError(folder, "has no finished round: run it, or go on with it, first")
     federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
-    fitting, unfit = _chosen(federation, attacks)
+    fitting, unfit = _chosen(federation, attacks, lenient)
     parties = {name: _party(federation, saved, name, AUDITS[name], party) for name in fitting}
     rounds = max((AUDITS[name].rounds for name in fitting), default=0)
     observed = observe(federation, saved, list(dict.fromkeys(parties.values())), rounds)
@@ -122,8 +124,8 @@ def audit(
     for number, name in enumerate(fitting, start=1):
         on_audit(name, number, len(fitting))
         most = QUICK_EXAMPLES if quick else EXAMPLES
-        case = Case(federation, observed, observed.views[parties[name]], cost, most)
-        found[name] = _entry(AUDITS[name], case)
+        case = Case(federation, observed, observed.views[parties[name]], cost, most, quick)
+        found[name] = _entry(name, case, out or folder)
     record = {
         "run": str(folder),
         "scheme": experiment.scheme_name,
@@ -154,14 +156,16 @@ def _settings(folder: Path, given: Sequence[str]) -> Experiment:
     return config.from_table(table)
 
 
-def _chosen(federation: Federation, attacks: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _chosen(
+    federation: Federation, attacks: Sequence[str], lenient: bool
+) -> tuple[list[str], dict[str, str]]:
     """The audits that say something about a federation, and why the others do not.
 
     Raises:
         ConfigError: an audit that was asked for is none of them.
     """
     reasons = {name: AUDITS[name].fits(federation) for name in attacks or AUDITS}
-    for name in attacks:
+    for name in () if lenient else attacks:
         if (reason := reasons[name]) is not None:
             scheme = federation.experiment.scheme_name
             raise ConfigError("--attack", name, f"an audit that fits {scheme}: {reason}")
@@ -209,6 +213,20 @@ def _spent(experiment: Experiment, saved: Checkpoint) -> Spent | None:
     return spent(ledger, experiment.privacy.delta, experiment.privacy.accountant)
 
 
-def _entry(chosen: Audit, case: Case) -> dict[str, Any]:
-    findings = [asdict(finding) for finding in chosen.measure(case)]
-    return {"summary": chosen.summary, "party": str(case.view.party), "findings": findings}
+def _entry(name: str, case: Case, folder: Path) -> dict[str, Any]:
+    """What an audit found, for ``audit.json``; its pictures go into the folder."""
+    chosen = AUDITS[name]
+    measured = chosen.measure(case)
+    made = measured if isinstance(measured, Illustrated) else Illustrated(measured)
+    findings = [asdict(finding) for finding in made.findings]
+    entry: dict[str, Any] = {"summary": chosen.summary, "party": str(case.view.party), "findings": findings}
+    if made.series:
+        entry["series"] = dict(made.series)
+    if made.pictures:
+        folder.mkdir(parents=True, exist_ok=True)
+        entry["pictures"] = []
+        for short, figure in made.pictures.items():
+            file = f"audit-{name}-{short}.png"
+            figure.savefig(folder / file, dpi=150, metadata={"Software": None})
+            entry["pictures"].append(file)
+    return entry

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError, LocalProtocolError, UserError
 from discreet.privacy.accounting import Ledger, Poisson, Spent, spent
 from discreet.privacy.modulus import bits_by_paper_rule
-from discreet.privacy.planning import Plan, statement, warnings
+from discreet.privacy.planning import Plan, largest_cohort, statement, warnings
 from discreet.privacy.promise import Promise
 from discreet.privacy.traffic import Traffic, masked_bytes, traffic
 from discreet.schemes import SCHEMES, DPSignFed
@@ -33,19 +34,20 @@ def figures(experiment: Experiment, task: Task, clients: int, rounds: int, *, ma
     if asked is None:
         raise LocalProtocolError("an experiment without privacy has nothing to plan")
     average = max(1, round(promise.expected_cohort))
-    graph = _graph(average, promise) if masked else None
+    graph = _average_graph(promise) if masked else None
     release = experiment.scheme.release(task)
     ledger = Ledger().add(release, rounds)
     promised_by = spent(ledger, asked.delta, asked.accountant)
     by_rdp = promised_by if promised_by.accountant == "rdp" else spent(ledger, asked.delta, "rdp")
     by_pld = promised_by if promised_by.accountant == "pld" else _by_pld(ledger, asked.delta)
-    rows = _traffic(experiment, task, graph, clients, rounds)
+    rows = _traffic(experiment, task, clients, rounds, masked=masked)
     own = next(row for row in rows if row.scheme == experiment.scheme_name)
     (votes,) = DPSignFed().phases(task)
     return Plan(
         scheme=experiment.scheme_name,
         clients=clients,
-        cohort=promise.expected_cohort,
+        cohort=promise.expected_cohort * promise.groups,
+        groups=promise.groups,
         fraction=promise.sampling.fraction,
         sampling="poisson" if isinstance(promise.sampling, Poisson) else "fixed",
         rounds=rounds,
@@ -97,16 +99,21 @@ def _graph(cohort: int, promise: Promise) -> GraphPlan | None:
         return None
 
 
+def _average_graph(promise: Promise) -> GraphPlan | None:
+    return _graph(max(1, round(promise.expected_cohort)), promise)
+
+
 def _fewest(promise: Promise) -> int | None:
     """The smallest cohort that a masked sum hides anyone in."""
     return next((count for count in range(3, SMALLEST_PROBED) if _graph(count, promise)), None)
 
 
 def _traffic(
-    experiment: Experiment, task: Task, graph: GraphPlan | None, clients: int, rounds: int
+    experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool
 ) -> tuple[Traffic, ...]:
     """What every scheme sends that sends anything; the experiment's own as it is set, others by their defaults."""
-    own = experiment.scheme_name
+    own, promise = experiment.scheme_name, promise_of(task)
+    undivided = replace(task, promise=_undivided(promise, clients))
     schemes: list[tuple[str, Any]] = []
     for name, kind in SCHEMES.items():
         schemes.append((name, experiment.scheme if name == own else kind()))
@@ -114,12 +121,14 @@ def _traffic(
             schemes.append((PAPER_RULE, DPSignFed(modulus="paper")))
     rows = []
     for name, scheme in schemes:
-        phases = _phases(scheme, task)
+        dealt = task if name == own else undivided
+        phases = _phases(scheme, dealt)
         if not phases:
             continue
         up = sum(wire_bytes(phase.group, phase.length) for phase in phases)
         down = scheme.payload_bytes(task) if isinstance(scheme, Addressed) else 4 * task.parameters
-        if scheme.private and graph is not None:
+        graph = _average_graph(promise_of(dealt)) if masked and scheme.private else None
+        if graph is not None:
             each = [masked_bytes(_bits(phase), phase.length, graph) for phase in phases]
             up, down = sum(sent for sent, _ in each), down + sum(received for _, received in each)
         rows.append(
@@ -129,12 +138,22 @@ def _traffic(
                 up=up,
                 down=down,
                 parameters=task.parameters,
-                cohort=clients if scheme.everyone else promise_of(task).expected_cohort,
+                cohort=clients if scheme.everyone else promise.expected_cohort * promise.groups,
                 clients=clients,
                 rounds=rounds,
             )
         )
     return tuple(rows)
+
+
+def _undivided(promise: Promise, clients: int) -> Promise:
+    """The promise where a round's clients are in one sum."""
+    return replace(
+        promise,
+        expected_cohort=promise.expected_cohort * promise.groups,
+        largest_cohort=largest_cohort(promise.sampling, clients),
+        groups=1,
+    )
 
 
 def _phases(scheme: Any, task: Task) -> list[Phase]:

@@ -53,6 +53,8 @@ class Plan:
         statement: what the promise means.
         warnings: what to think about before going on.
         timings: seconds by name that one client takes in a round, measured elsewhere.
+        groups: into which a round's clients are dealt, each with a sum of its own: `survivors`, `neighbours`,
+            `noise_share` and the bits are then those of an average group.
     """
 
     scheme: str
@@ -81,6 +83,7 @@ class Plan:
     statement: str
     warnings: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
+    groups: int = 1
 
     @property
     def bits(self) -> int:
@@ -105,7 +108,7 @@ class Plan:
             sums += f", {self.neighbours} neighbours"
         return [
             ("scheme", self.scheme),
-            ("clients a round", drawn),
+            ("clients a round", drawn if self.groups == 1 else f"{drawn}, in {self.groups} groups"),
             ("rounds", str(self.rounds)),
             ("parameters", f"{self.parameters:,}"),
             ("sums", sums),
@@ -149,10 +152,11 @@ class Plan:
         return rows
 
 
-def largest_cohort(drawn: Sampling, clients: int) -> int:
-    """No round draws more, but with probability below 1e-9 a round."""
+def largest_cohort(drawn: Sampling, clients: int, groups: int = 1) -> int:
+    """No round draws more, but with probability below 1e-9 a round; with several groups, for any one of them."""
     if isinstance(drawn, FixedSize):
-        return drawn.cohort
+        return math.ceil(drawn.cohort / groups)
+    clients = math.ceil(clients / groups)
     if drawn.probability == 1:
         return clients
     from scipy.stats import binom  # late: slow to import
@@ -228,11 +232,12 @@ def _about_cohorts(clients: int, promise: Promise, fewest: int | None, silent: f
     """Warnings of rounds that have too few clients, or too many who cannot be relied upon."""
     found = []
     cohort, dishonest = promise.expected_cohort, promise.assumed_dishonest
-    average = max(1, round(cohort))
+    average, clients = max(1, round(cohort)), math.ceil(clients / promise.groups)
+    of = "clients a round" if promise.groups == 1 else "clients a group"
     if fewest is None or promise.largest_cohort < fewest:
         least = "no number of clients is enough" if fewest is None else f"it takes {fewest}"
         found.append(
-            f"{cohort:g} clients a round are too few for the threshold of a masked sum: {least}, to hide one another"
+            f"{cohort:g} {of} are too few for the threshold of a masked sum: {least}, to hide one another"
         )
     else:
         least_of_a_round = max(fewest, dishonest + 1)

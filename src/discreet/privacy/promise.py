@@ -23,12 +23,14 @@ class Promise:
     Attributes:
         noise_multiplier: standard deviation of the sum's noise over the L2 norm of one client's contribution.
         sampling: how a round's clients are drawn.
-        expected_cohort: how many a round draws on average.
-        largest_cohort: no round draws more, but with negligible probability; the modulus is chosen for it.
-        dropout_tolerance: share of a round's clients that may drop out without the noise falling short.
-        assumed_dishonest: clients in a round who are taken to add no noise.
+        expected_cohort: how many a sum is drawn for on average.
+        largest_cohort: none is drawn for more, but with negligible probability; the modulus is chosen for it.
+        dropout_tolerance: share of a sum's clients that may drop out without the noise falling short.
+        assumed_dishonest: clients in a round who are taken to add no noise. All of them may be in one sum.
         noise: which noise. Shares of discrete Gaussian noise add up to nearly a discrete Gaussian, which the
             accounting corrects for; shares of Skellam noise add up to Skellam noise exactly.
+        groups: into which a round's clients are dealt, each with a sum of its own and all of the noise in it. A client is
+            in one of them: that the others' sums are seen as well costs it nothing.
 
     Raises:
         ConfigError: there is no noise of that name.
@@ -41,6 +43,7 @@ class Promise:
     dropout_tolerance: float = 0.0
     assumed_dishonest: int = 0
     noise: NoiseName = "discrete-gaussian"
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if self.noise not in get_args(NoiseName):

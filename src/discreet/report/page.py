@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.resources import files
 
 from discreet.plots import DARK, LIGHT
@@ -53,6 +54,14 @@ def page(runs: Sequence[Summary]) -> str:
     document = tag("html", tag("head", head), tag("body", tag("main", body)), lang="en")
     return f"<!DOCTYPE html>\n{document}\n"
 
+
+_ATTACKS = {
+    "main_accuracy": "Accuracy of the classes not attacked, by round",
+    "source_accuracy": "Accuracy of the attacked class, by round",
+    "source_to_target": "Attacked class taken for the target, by round",
+    "pattern_to_target": "Images with the pattern taken for the target, by round",
+}
+"""Titles of the figures of attacks."""
 
 _PRIVACY_NOTE = (
     "Epsilon and delta hold for the stated adjacency (what two neighbouring data sets differ in) and for the "
@@ -121,11 +130,28 @@ def _curves(runs: Sequence[Summary]) -> Iterable[Markup]:
         figures.append(_by_round("accuracy", "Accuracy by round", with_accuracy, _accuracy, percent=True))
     if with_loss:
         figures.append(_by_round("loss", "Loss by round", with_loss, _loss, percent=False))
+    figures.extend(_of_attacks(numbered))
     if with_accuracy:
         figures.extend(_by_megabytes("Accuracy by megabytes sent", with_accuracy, _accuracy, percent=True))
     else:
         figures.extend(_by_megabytes("Loss by megabytes sent", with_loss, _loss, percent=False))
     return [_key(numbered), tag("div", figures, class_="figures")]
+
+
+def _of_attacks(runs: Numbered) -> Iterable[Markup]:
+    """How far malicious clients got: a figure for each measure that says more than the accuracy."""
+    for name, title in _ATTACKS.items():
+        measured = [(at, run) for at, run in runs if any(name in p.attack for p in run.points)]
+        told = all(p.attack.get(name, p.accuracy) == p.accuracy for _, run in measured for p in run.points)
+        if measured and not (name == "main_accuracy" and told):
+            quantity = partial(_share, name)
+            yield _by_round(
+                name.replace("_", "-"), title, measured, quantity, percent=True, best="is highest at"
+            )
+
+
+def _share(name: str, point: Point) -> float | None:
+    return point.attack.get(name)
 
 
 def _key(runs: Numbered) -> Markup:
@@ -145,11 +171,13 @@ def _key(runs: Numbered) -> Markup:
     return tag("fieldset", legend, tag("div", entries), class_="key")
 
 
-def _by_round(key: str, title: str, runs: Numbered, quantity: Quantity, *, percent: bool) -> Markup:
+def _by_round(
+    key: str, title: str, runs: Numbered, quantity: Quantity, *, percent: bool, best: str = "is best at"
+) -> Markup:
     lines = [_line(at, run, quantity, lambda p: float(p.round), percent=percent) for at, run in runs]
     x = linear_axis("Round", (value for line in lines for value in line.x), from_zero=True, whole=True)
     y = _vertical(lines, percent=percent)
-    words = _in_words(title, runs, quantity, percent=percent)
+    words = _in_words(title, runs, quantity, percent=percent, best=best)
     plot = chart(key, title, words, x, y, lines, shared=True)
     table = tables.curve_table(runs, lambda run: _values(run, quantity, percent=percent), title)
     return _figure(title, plot, table, _scale_note(y))
@@ -240,7 +268,15 @@ def _values(run: Summary, quantity: Quantity, *, percent: bool, sent: bool = Fal
     return found
 
 
-def _in_words(title: str, runs: Numbered, quantity: Quantity, *, percent: bool, sent: bool = False) -> str:
+def _in_words(
+    title: str,
+    runs: Numbered,
+    quantity: Quantity,
+    *,
+    percent: bool,
+    sent: bool = False,
+    best: str = "is best at",
+) -> str:
     """What the curves show, for those who cannot see them: start, best and end of each run."""
     choose = max if percent else min
     sentences = [f"{title}, {_count(len(runs), 'run')}."]
@@ -251,10 +287,10 @@ def _in_words(title: str, runs: Numbered, quantity: Quantity, *, percent: bool, 
         if not known:
             continue
         start, end = known[0], known[-1]
-        best = choose(known, key=lambda pair: pair[1])
+        top = choose(known, key=lambda pair: pair[1])
         spots = [
             f"{verb} {_shown(value, percent=percent)} ({_place(p, sent=sent)})"
-            for verb, (p, value) in (("starts at", start), ("is best at", best), ("ends at", end))
+            for verb, (p, value) in (("starts at", start), (best, top), ("ends at", end))
         ]
         sentences.append(f"{run.name} {spots[0]}, {spots[1]} and {spots[2]}.")
     return " ".join(sentences)

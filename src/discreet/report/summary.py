@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from discreet.adversaries.success import FIGURES
 from discreet.report.records import RunRecord, finite
 
 
@@ -21,12 +22,14 @@ class Point:
         accuracy: a fraction; None for regression, NaN where it was not a finite number.
         loss: None where it was not computed, NaN where it was not a finite number.
         megabytes: 10^6 bytes sent by all clients together, up to and with this round; None if unknown.
+        attack: how far malicious clients have got: shares of test examples by the names in `FIGURES`.
     """
 
     round: int
     accuracy: float | None
     loss: float | None
     megabytes: float | None
+    attack: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ def _points(run: RunRecord) -> tuple[Point, ...]:
             _value(line.get("accuracy")),
             _value(line.get("loss")),
             total / 1e6 if counted else None,
+            {name: known for name in FIGURES if (known := finite(line.get(name))) is not None},
         )
         for line, total in zip(run.metrics, totals, strict=True)
         if line.get("accuracy") is not None or line.get("loss") is not None

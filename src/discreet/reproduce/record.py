@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from discreet.errors import Diverged
 from discreet.report import RunRecord
 from discreet.reproduce.cells import Cell
 from discreet.reproduce.tables import TableFile
@@ -16,7 +17,7 @@ QUICK = "Quick variant: it shows that everything runs. Its figures say nothing a
 
 def record(
     file: TableFile,
-    done: Sequence[tuple[Cell, RunRecord, str | None]],
+    done: Sequence[tuple[Cell, RunRecord, Diverged | None]],
     *,
     quick: bool,
     command: str,
@@ -25,7 +26,7 @@ def record(
 
     Args:
         file: the table.
-        done: all its cells in their order, each with its run folder and why it has no result, or None.
+        done: all its cells in their order, each with its run folder, and how it diverged, or None.
         quick: whether this is the quick variant: nothing is wanted of it.
         command: what makes the table.
     """
@@ -56,10 +57,10 @@ def record(
 
 
 def _cell(
-    file: TableFile, number: int, cell: Cell, run: RunRecord, failure: str | None, quick: bool
+    file: TableFile, number: int, cell: Cell, run: RunRecord, failure: Diverged | None, quick: bool
 ) -> dict[str, Any]:
     position = number % len(file.table.columns)
-    result: Mapping[str, Any] = run.result or {}
+    result: Mapping[str, Any] = (run.result or {}) if failure is None else failure.last
     figures = {}
     for path in file.table.show:
         ours, said, want = figure(result, path), cell.row.paper.get(path), None
@@ -70,7 +71,10 @@ def _cell(
             "ours": ours,
             "paper": None if paper == "" else paper,
             "want": None if want is None else f"{want.way} {want.bound:g}",
-            "reached": None if want is None else want.is_reached_by(ours),
+            # what diverges is good for nothing, whatever it was good for before
+            "reached": None
+            if want is None
+            else want.is_reached_by(ours) and (failure is None or want.way == "<="),
         }
     changes = [f"--set={setting}" for setting in cell.settings]
     return {
@@ -81,7 +85,7 @@ def _cell(
         "seconds": sum(
             line.get(key) or 0 for line in run.metrics for key in ("seconds", "evaluation_seconds")
         ),
-        "failure": failure,
+        "failure": None if failure is None else str(failure),
         "figures": figures,
     }
 
@@ -109,11 +113,14 @@ def markdown(record: Mapping[str, Any]) -> str:
     if record["quick"]:
         parts.append(QUICK)
     parts += [_figures(record, path) for path in record["show"]]
-    parts += [
-        f"{cell['row']}, {cell['column']}: {cell['failure']}" for cell in record["cells"] if cell["failure"]
-    ]
+    failed = [cell for cell in record["cells"] if cell["failure"]]
+    parts += [f"{cell['row']}, {cell['column']}: {cell['failure']}" for cell in failed]
+    if failed:
+        parts.append("The figures of a run that diverged are those of its last finite model.")
     finished = [cell for cell in record["cells"] if not cell["failure"]]
-    absent = [path for path in record["show"] if all(one["figures"][path]["ours"] is None for one in finished)]
+    absent = [
+        path for path in record["show"] if all(one["figures"][path]["ours"] is None for one in finished)
+    ]
     if finished and absent:
         parts.append(f"No result has {' or '.join(absent)}.")
     if wanted := record["reached"] + record["missed"]:
@@ -129,7 +136,7 @@ def _figures(record: Mapping[str, Any], path: str) -> str:
     for number, row in enumerate(record["rows"]):
         own = record["cells"][number * len(columns) : (number + 1) * len(columns)]
         figures = [cell["figures"][path] for cell in own]
-        lines.append([row["name"], *(shown(path, figure["ours"]) for figure in figures)])
+        lines.append([row["name"], *(_ours(path, cell) for cell in own)])
         if any(figure["want"] for figure in figures):
             lines.append([f"{row['name']}, wanted", *(_verdict(path, figure) for figure in figures)])
         if any(figure["paper"] is not None for figure in figures):
@@ -145,6 +152,11 @@ def _figures(record: Mapping[str, Any], path: str) -> str:
     )
 
 
+def _ours(path: str, cell: Mapping[str, Any]) -> str:
+    ours = cell["figures"][path]["ours"]
+    return shown(path, ours) + (", diverged" if cell["failure"] and ours is not None else "")
+
+
 def _verdict(path: str, figure: Mapping[str, Any]) -> str:
     if figure["want"] is None:
         return ""
@@ -153,12 +165,12 @@ def _verdict(path: str, figure: Mapping[str, Any]) -> str:
 
 
 def shown(path: str, value: object) -> str:
-    """A figure as text: accuracies in per cent, other numbers to four digits, ``-`` for none."""
+    """A figure as text: accuracies and what attacks got in per cent, other numbers to four digits, ``-`` for none."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if path.endswith("accuracy"):
+    if path.endswith(("accuracy", "to_target")):
         return f"{100 * value:.2f} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 

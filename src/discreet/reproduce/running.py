@@ -61,8 +61,8 @@ def reproduce(
 ) -> Reproduction:
     """Make a table: run what is not finished of it, and write it down.
 
-    Everything that can be checked is, before the first run. A run that diverges has no figures, and the table says so.
-    An interruption leaves run folders with which the next call goes on.
+    Everything that can be checked is, before the first run. A run that diverges has the figures of its last good model,
+    and the table says so. An interruption leaves run folders with which the next call goes on.
 
     Args:
         file: the table.
@@ -81,7 +81,7 @@ def reproduce(
     folders = [folder / cell.folder for cell in wanted]
     left = [not is_finished(path, cell.experiment) for path, cell in zip(folders, wanted, strict=True)]
     check_data([cell.experiment for cell, open_ in zip(wanted, left, strict=True) if open_], data_dir)
-    failures: dict[Path, str] = {}
+    failures: dict[Path, Diverged] = {}
     for number, (cell, path, open_) in enumerate(zip(wanted, folders, left, strict=True), start=1):
         if not open_:
             continue
@@ -96,7 +96,7 @@ def reproduce(
                     on_round=on_round,
                 )
             except Diverged as error:
-                failures[path] = str(error)
+                failures[path] = error
             except (ConfigError, DataError, ModelError) as error:
                 raise TableError(file.path, f"{cell.place}: {error}") from None
     done = [(cell, read_run(path), failures.get(path)) for cell, path in zip(wanted, folders, strict=True)]

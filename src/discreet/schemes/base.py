@@ -45,6 +45,8 @@ class Phase:
         common: so many of the last elements are summed over all participants, whatever the scope.
         gathered: True if nothing is added: the sum is of multisets, and whoever adds sees every contribution. Only
             baselines that need this have it; no such sum can be secure.
+        groups: the round's clients are dealt into so many groups, anew in every round, and each group has a sum of its
+            own, secure where sums are. More than 1 for the scope ``"all"`` only.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Phase:
     scope: Scope = "all"
     common: int = 0
     gathered: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,7 @@ class Task:
         scratch: what follows from the task and the participants' data and takes long to work out, kept from round to
             round by whoever holds it. It changes time and nothing else, and is never stored or sent.
         adversary: what malicious clients of a simulation do in a round; None where all run the protocol.
+        public: some inputs that everybody may see, of the test set, shape (B, ...); None where there are none.
     """
 
     learner: Learner
@@ -78,6 +82,7 @@ class Task:
     modular: bool = False
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
     adversary: Malice | None = None
+    public: Tensor | None = None
 
     @property
     def parameters(self) -> int:
@@ -145,7 +150,8 @@ class Total:
 
     Attributes:
         values: shape (length,); (groups, length) for the scopes ``"row"`` and ``"column"``, where the common elements
-            are the same in every group; (count, length) where contributions are gathered, in their clients' order.
+            are the same in every group; (count, length) where contributions are gathered, in their clients' order;
+            (groups, length) where clients are dealt into several groups, of those whose sums were released.
         count: how many participants are in it.
     """
 
@@ -246,6 +252,12 @@ class Confined(Protocol):
     def confined(self, task: Task, state: Any, participant: int) -> Tensor:
         """The participant's model, shape (n,)."""
         ...
+
+
+def groups_of(scheme: object) -> int:
+    """Into how many groups, each with a sum of its own, a round's clients are dealt: 1 if the scheme does not say."""
+    found: int = getattr(scheme, "groups", 1)
+    return found
 
 
 @runtime_checkable

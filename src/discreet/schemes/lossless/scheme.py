@@ -23,7 +23,7 @@ from discreet.schemes.lossless import balance
 from discreet.schemes.lossless.layout import BITS, Integers
 from discreet.schemes.lossless.noise import NoiseKind, Perturbed, draw, perturb, strength
 from discreet.schemes.lossless.preparing import Prepared, prepared
-from discreet.schemes.lossless.probing import limits, probe, true_hidden
+from discreet.schemes.lossless.probing import ProbeKind, limits, probe, true_hidden
 from discreet.schemes.lossless.recovery import Removal, recover
 from discreet.schemes.lossless.work import as_integers, contributed
 from discreet.secure.groups import Group, Reals
@@ -67,10 +67,11 @@ class Lossless(CommonStep, SharedModel):
     m numbers only. From their sums it recovers the exact gradient of the true model, up to floating-point rounding:
     about ``epsilon * rho^2``. From Yang et al., arXiv 2002.09843.
 
-    Guarantees: none against a curious participant. Predictions as they come are useless, and weights are rescaled; but
-    who takes the trouble can regress its way back to the true predictions, to within a few percent and often far
-    less, whatever `rho` and `m` are, and hidden layers compute the same functions. The server sees the sums of more
-    terms than in plain training. For guarantees take a differentially private scheme, and secure sums.
+    Guarantees: none against a curious participant. Weights are rescaled, and predictions as they come are off by rho
+    times their size; with few groups the largest is often that of the right class all the same. Who takes the trouble
+    can regress its way back to the true predictions, to within a few percent and often far less, whatever `rho` and
+    `m` are, and hidden layers compute the same functions. The server sees the sums of more terms than in plain
+    training. For guarantees take a differentially private scheme, and secure sums.
 
     Whether rounding was felt is measured in every round (``kappa``): above a relative error of 1e-6 the result says so,
     above 1e-2 the run stops. Participants, and so ``train_loss``, only see the loss of the perturbed model.
@@ -84,6 +85,8 @@ class Lossless(CommonStep, SharedModel):
             pass and hidden gradient.
         noise: of the scales: ``uniform`` in the logarithm, or ``powers-of-two``, by which products are exact.
         rho: root mean square of the noise on the outputs, in outputs; 0 for none. Errors grow with its square.
+        probe: inputs of the batch that rho is measured on: ``uniform`` in [0, 1), as pixels are; ``normal``, of mean 0
+            and variance 1, as in a standardised table; ``test``: the first of the test set, which have to be public.
         precision: of the perturbed model, of gradients and of sums in the clear. ``float32`` for rho up to 1 only.
         weight_decay: L2 penalty, at least 0, which the server adds to the gradient.
         headroom: with secure sums, how many times larger than on a probe batch a number may be before it is cut.
@@ -96,6 +99,7 @@ class Lossless(CommonStep, SharedModel):
     m: int = Field(default=1, ge=1)
     noise: NoiseKind = "uniform"
     rho: float = Field(default=3.0, ge=0, allow_inf_nan=False)
+    probe: ProbeKind = "uniform"
     precision: Literal["float64", "float32"] = "float64"
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     headroom: float = Field(default=1024.0, ge=1, allow_inf_nan=False)
@@ -123,7 +127,12 @@ class Lossless(CommonStep, SharedModel):
     # ---- the scheme
 
     def init(self, task: Task) -> PerturbedTraining:
-        """The initial model."""
+        """The initial model.
+
+        Raises:
+            ConfigError: the probe batch is of the test set, and that is empty.
+        """
+        self._probe(task)
         vector = task.initial().to(torch.float64)
         start = self.start(len(vector), vector.device, dtype=torch.float64)
         return PerturbedTraining(vector, start.mean, start.square, start.total_norm)
@@ -222,6 +231,15 @@ class Lossless(CommonStep, SharedModel):
         memory["round"] = (drawn_for, state.vector, made)
         return made
 
+    def _probe(self, task: Task) -> Tensor:
+        """The probe batch: float64, shape (B, *shape)."""
+        if self.probe == "test":
+            if task.public is None or not len(task.public):
+                raise ConfigError("scheme.probe", "test", "uniform or normal: there are no test examples")
+            return task.public.to(task.learner.device, torch.float64)
+        learner = task.learner
+        return probe(task.randomness, learner.shape, learner.device, normal=self.probe == "normal")
+
     def _made(self, task: Task, vector: Tensor, round: int) -> Round:
         ready, randomness = self._ready(task), task.randomness
         structure, m = ready.structure, ready.layout.m
@@ -230,8 +248,7 @@ class Lossless(CommonStep, SharedModel):
         noise = replace(noise, ratios=noise.ratios.to(self.dtype))
         size = 0.0
         if m:
-            inputs = probe(randomness, structure.shape, vector.device)
-            hidden = true_hidden(task.learner.network, structure, vector, inputs)
+            hidden = true_hidden(task.learner.network, structure, vector, self._probe(task))
             size = strength(noise, structure, vector, hidden, self.rho)
         secret = noise.of_strength(size)
         seen = perturb(structure, vector, secret, noise.ratios, noise.groups).to(self.dtype)
@@ -240,7 +257,9 @@ class Lossless(CommonStep, SharedModel):
         payload = Perturbed(seen, ratios, groups, m, round, nothing, nothing.to(torch.int8))
         if task.modular:
             payload = replace(payload, powers=balance.exponents(structure, seen))
-            payload = replace(payload, limits=limits(ready, payload, randomness, self.headroom))
+            payload = replace(
+                payload, limits=limits(ready, payload, self._probe(task), randomness, self.headroom)
+            )
         return Round(payload, Removal.of(ready.layout, secret, ratios, groups, ready.curvature))
 
 
