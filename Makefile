@@ -27,6 +27,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/ring.py
 	$(BIN)/python benchmarks/confined.py
+	$(BIN)/python benchmarks/lossless.py
 
 clean:
 	rm -rf .venv

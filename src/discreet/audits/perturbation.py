@@ -24,7 +24,7 @@ from discreet.preparation import Federation
 from discreet.schemes import Lossless
 from discreet.schemes.lossless.reading import read
 
-EASY = "useless to who makes no effort"
+EASY = "values that are far off; the largest may still be the right one"
 NOTHING = "nothing"
 EXACT = "nothing: known to be exact"
 
