@@ -65,7 +65,8 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     Guarantees, where sums are secure: nobody but a participant sees its model or its gradient. Everybody sees the
     sum of each round, and hence how far all models have moved together; the participants of a row see its
     pre-activations. Whoever sees those and the totals of all columns can solve for the row's features: the two sums
-    must not be in one hand. No differential privacy.
+    must not be in one hand. For linear regression the totals of some rounds give everybody ``X^T X``, as plain training
+    does. No differential privacy.
 
     Attributes:
         batch_size: examples of a row in a round; 0 for all. The participants of a row draw the same.
