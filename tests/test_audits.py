@@ -240,7 +240,7 @@ def test_the_command_goes_on_with_a_run(inside, tmp_path):  # noqa: F811
     chosen = load("digits-fedavg", ["rounds=1", "data.clients=4"])
     simulate(chosen, out=tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "half")
-    args = ("--set", "rounds=2", "--set", "data.clients=4", "--out", str(tmp_path / "half"))
+    args = ("--set", "rounds=2", "--set", "data.clients=4", "--quick", "--out", str(tmp_path / "half"))
     ended = inside("audit", "digits-fedavg", *args, "--json", cwd=tmp_path)
     assert ended.code == 0
     assert json.loads(ended.out)["rounds"] == 2

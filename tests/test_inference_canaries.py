@@ -103,7 +103,7 @@ def test_scores_are_inner_products_in_units_of_what_was_released():
 
 # ---- a run with canaries
 
-ROUNDS = 8
+ROUNDS = 6
 
 
 def prepared(scheme, noise=4.0, **changes):

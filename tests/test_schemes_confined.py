@@ -17,7 +17,7 @@ from discreet.errors import ConfigError
 from discreet.preparation import prepare
 from discreet.rounds import play_round
 from discreet.schemes import ConfinedGradientDescent as CGD
-from discreet.schemes.confined import judged, participants
+from discreet.schemes.confined import heads, judged, participants
 
 FEATURES, CLASSES = 7, 3
 
@@ -124,10 +124,10 @@ def by_hand(fed, scheme, rounds, step):
     return displacement
 
 
-def run_rounds(fed, rounds, fused=True):
+def run_rounds(fed, rounds, fused=True, data=None):
     """The displacement after some rounds, by the simulator's driver or by single contributions."""
     if fused:
-        return simulate_state(fed, rounds)
+        return simulate_state(fed, rounds, data or dataset())
     scheme, task = fed.scheme, fed.task
     state = scheme.init(task)
     for number in range(1, rounds + 1):
@@ -143,10 +143,10 @@ def run_rounds(fed, rounds, fused=True):
     return state.displacement
 
 
-def simulate_state(fed, rounds):
+def simulate_state(fed, rounds, data):
     run = simulate(
         dataclasses.replace(fed.experiment, rounds=rounds, given=[], data=Data(), model=Model()),
-        data=dataset(),
+        data=data,
         partition=fed.partition,
         model=fed.task.learner.network.original,
     )
@@ -189,6 +189,37 @@ def test_participants_of_a_row_may_start_from_one_head(rows, columns, model, for
     wanted = by_hand(fed, scheme, 3, plain)
     for fused in (True, False):
         torch.testing.assert_close(run_rounds(fed, 3, fused).double(), wanted, rtol=1e-4, atol=2e-6)
+
+
+def sparse(values):
+    """Examples with nothing in most places, and columns that a whole row has nothing in; classes or values."""
+    made = dataset(60)
+    inputs = made.train.inputs * (torch.rand(60, FEATURES, generator=torch.Generator().manual_seed(2)) < 0.2)
+    inputs[:30, [1, 4]] = 0
+    targets = torch.sin(made.train.inputs[:, :CLASSES]) if values else made.train.targets
+    both = Examples(inputs, targets), Examples(inputs[:10].clone(), targets[:10].clone())
+    return Dataset("sparse", "table", *both, None if values else made.classes)
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("columns", [0, 3, 7])
+def test_columns_in_which_most_examples_have_nothing(monkeypatch, columns, values):
+    """The quick way leaves those examples out; it must come to what all single contributions do."""
+    picked, made = [], heads.strips_of
+
+    def seen(inputs, hidden):
+        found = made(inputs, hidden)
+        picked.extend(strip.picked is not None for strip in found)
+        return found
+
+    monkeypatch.setattr("discreet.schemes.confined.fused.strips_of", seen)
+    monkeypatch.setattr(heads, "IN_CACHE", 1)  # a strip for each column
+    scheme = CGD(initial_scale=0.3)
+    data = sparse(values)
+    fed = prepare(experiment(scheme), data, split(4, columns, 60), mlp())
+    quick, single = (run_rounds(fed, 3, fused, data) for fused in (True, False))
+    torch.testing.assert_close(quick, single, rtol=1e-4, atol=1e-6)
+    assert single.norm() > 0.01 and any(picked) == bool(columns)
 
 
 @pytest.mark.parametrize("evaluated", [0, 5])

@@ -225,6 +225,22 @@ def test_groups_all_of_whose_members_may_cheat_are_refused():
         simulate(asked(3, 12, privacy=dishonest, secure="masked"))
 
 
+@pytest.mark.parametrize("secure", ["masked", "none"])
+def test_groups_whose_sums_would_never_be_released_are_refused_before_anything_runs(secure):
+    dishonest = Privacy(noise_multiplier=0.5, delta=1e-3, assumed_dishonest=4)
+    with pytest.raises(ConfigError, match="scheme.groups"):
+        simulate(asked(3, 12, privacy=dishonest, secure=secure))
+    assert simulate(asked(1, 12, privacy=dishonest, secure=secure)).metrics[0]["released"]
+
+
+def test_with_groups_the_promise_is_for_data_that_is_replaced_by_nothing():
+    """One client more would be dealt with all others anew, so that nothing is promised of that."""
+    for groups, adjacency in ((1, "add-remove"), (3, "zero-out")):
+        experiment = asked(groups, 12)
+        found = plan(experiment).adjacency, simulate(experiment).result["privacy"]["adjacency"]
+        assert found == (adjacency, adjacency)
+
+
 def test_a_plan_of_groups_agrees_with_the_run():
     experiment = asked(3, 30, secure="masked", rounds=2)
     made, run = plan(experiment), simulate(experiment)

@@ -238,6 +238,21 @@ def test_kappa_tells_the_error(m):
     assert all(0.2 < ratio < 5 for ratio in ratios), ratios
 
 
+@pytest.mark.parametrize("m", [1, 3])
+def test_kappa_tells_the_error_of_integers_too(m):
+    """With so much headroom it is they that the error comes from: the same factor of five."""
+    scheme = Lossless(m=m, rho=1000.0, headroom=1e7, **STEP)
+    settled = {"data": images(), "partition": deal(), "model": chain()}
+    clear, shared = (
+        simulate(experiment(scheme, widths=None, rounds=1, secure=secure), **settled)
+        for secure in ("none", "additive")
+    )
+    first = preparation.prepare(clear.experiment, *settled.values()).task.initial().double()
+    wanted, found = (run.checkpoint.tensors["state.vector"] - first for run in (clear, shared))
+    assert 0.2 < relative(found, wanted) / (shared.result["kappa"] * 2.0**-53) < 5
+    assert shared.result["kappa"] > 100 * clear.result["kappa"]
+
+
 def test_the_digits_lost_are_in_the_result():
     data = images()
     run = simulate(experiment(Lossless(), widths=None), data=data, partition=deal(), model=chain())

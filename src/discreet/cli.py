@@ -204,7 +204,8 @@ def audit(
         typer.Option("--attack", metavar="NAME", help="An audit, instead of all that fit; repeatable."),
     ] = None,
     party: Annotated[
-        str | None, typer.Option(metavar="server|participant:K|...", help="Whose view is taken.")
+        str | None,
+        typer.Option(metavar="server|participant:K|...", help="Whose view is taken, by all audits that can."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -226,7 +227,10 @@ def audit(
         bool, typer.Option("--json", help="Print audit.json on stdout, and nothing else.")
     ] = False,
 ) -> None:
-    """Measure what a curious party of a run learns. The same command goes on with a run that was interrupted."""
+    """Measure what a curious party of a run learns.
+
+    With --out, the same command goes on with a run that was interrupted; without, an experiment gets a new folder.
+    """
     from discreet import audits
 
     several = len(sources) > 1

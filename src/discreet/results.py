@@ -25,9 +25,9 @@ from discreet.evaluation import Evaluation, Map
 from discreet.infiltration import Infiltration
 from discreet.network import Network, notes
 from discreet.preparation import Federation
-from discreet.privacy.accounting import Ledger, spent
+from discreet.privacy.accounting import Ledger, adjacency_among, spent
 from discreet.runs import Checkpoint, DiskFull, open_run
-from discreet.schemes.base import Described, Measured, protected_unit
+from discreet.schemes.base import Described, Measured, groups_of, protected_unit
 from discreet.view import View
 
 if TYPE_CHECKING:
@@ -286,7 +286,9 @@ def _privacy(federation: Federation, asked: Privacy, ledger: Ledger) -> dict[str
     """What the rounds that ran have cost, which noise they had, and whose data is promised something."""
     noise = federation.scheme.release(federation.task).mechanism.removesuffix("-sum")
     unit = protected_unit(federation.scheme)
-    return {**spent(ledger, asked.delta, asked.accountant).to_dict(), "noise": noise, "unit": unit}
+    cost = spent(ledger, asked.delta, asked.accountant)
+    adjacency = adjacency_among(groups_of(federation.scheme), cost.adjacency)
+    return {**cost.to_dict(), "adjacency": adjacency, "noise": noise, "unit": unit}
 
 
 def peak_memory() -> int:

@@ -172,11 +172,13 @@ class Observed:
         states: the server's state at the beginning of each round, by its number. No party's view: attacks are judged by
             it.
         kept: what participants keep for themselves before the first of them, by their numbers; likewise.
+        ledgers: what had been released when each round began, by its number: all that its state came from.
     """
 
     views: Mapping[str, View]
     states: Mapping[int, Any]
     kept: Mapping[int, Tensor]
+    ledgers: Mapping[int, Ledger]
 
 
 def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[str], rounds: int) -> Observed:
@@ -202,12 +204,14 @@ def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[st
         progress = restored(federation, Path(CHECKPOINT), state, saved)
     # evaluations are for the run's own results
     rare = replace(federation.experiment, eval_every=2**62, rounds=2**62)
-    unjudged, states, kept = replace(federation, experiment=rare, releases=None), {}, progress.kept
+    unjudged, kept = replace(federation, experiment=rare, releases=None), progress.kept
+    states, ledgers = {}, {}
     with _workers(federation.experiment) as parallel:
         for _ in range(rounds):
             states[progress.round + 1] = progress.state
+            ledgers[progress.round + 1] = progress.ledger
             progress, _ = _round(unjudged, progress, parallel, witness)
-    return Observed(witness.views(), states, kept)
+    return Observed(witness.views(), states, kept, ledgers)
 
 
 def _is_over(federation: Federation, progress: Progress) -> bool:

@@ -355,6 +355,13 @@ def check_releases(federation: Federation) -> None:
                 groups,
                 f"fewer, of more than {cohort} clients each: in so few a masked sum hides nobody ({error})",
             ) from None
+    if groups > 1 and promise is not None and promise.needed(cohort) > cohort:
+        raise ConfigError(
+            "scheme.groups",
+            groups,
+            f"fewer: of {cohort} clients a sum is not released with privacy.assumed_dishonest = "
+            f"{promise.assumed_dishonest}",
+        )
     chance = experiment.dropouts.silent if masked else experiment.dropouts.lost
     typical = dropouts_at_most(cohort, chance, 0.5)
     tolerance = SILENT if promise is None else promise.dropout_tolerance

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from discreet.cohort import Examples
 from discreet.preparation import Federation
-from discreet.privacy.accounting import Spent
+from discreet.privacy.accounting import Spent, spent
 from discreet.randomness import SERVER
 from discreet.simulation import Observed
 from discreet.view import Role, View
@@ -65,7 +65,6 @@ class Case:
         federation: of the run.
         observed: some rounds that follow on the run's last one.
         view: what the party received in them. The first payload is of the model that the run ended with.
-        spent: the differential privacy of the run; None without.
         most: so many examples of a kind are asked about.
         quick: whether figures need say nothing, if only they come soon.
     """
@@ -73,7 +72,6 @@ class Case:
     federation: Federation
     observed: Observed
     view: View
-    spent: Spent | None
     most: int
     quick: bool = False
 
@@ -86,6 +84,14 @@ class Case:
     def state(self) -> Any:
         """The server's at the beginning of that round."""
         return self.observed.states[self.round]
+
+    def spent(self, round: int) -> Spent | None:
+        """The differential privacy of all that was released before a round; None without.
+
+        An attack on models of several rounds has them all, so `round` is that of the last model it looks at.
+        """
+        asked = self.federation.experiment.privacy
+        return None if asked is None else spent(self.observed.ledgers[round], asked.delta, asked.accountant)
 
     @cached_property
     def truth(self) -> Tensor | None:

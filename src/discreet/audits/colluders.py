@@ -14,6 +14,7 @@ from torch import Tensor
 from discreet.adversaries.inference import colluders
 from discreet.adversaries.inference.inversion import Picture, from_first_layer
 from discreet.audits.case import Audit, Case, Finding
+from discreet.audits.distance import relative_error
 from discreet.audits.perturbation import NOTHING
 from discreet.preparation import Federation
 from discreet.schemes import ConfinedGradientDescent
@@ -92,7 +93,7 @@ class _Confined:
         """How near guesses of the target's model are, and of its predictions."""
         first, last = self.case.round, max(self.case.view.payloads())
         wanted, moved = self.model(self.target, first), self.displacement(first)
-        off = _off(colluders.model_by_displacement(moved), wanted)
+        off = relative_error(colluders.model_by_displacement(moved), wanted)
         found = [
             Finding("anybody: how far all have moved", "relative error of its model", off, 1.0, 0.0, DRAWN)
         ]
@@ -100,11 +101,15 @@ class _Confined:
             later, now = self.model(self.target, last), self.displacement(last)
             told = colluders.model_from_another_time(wanted, moved, now)
             name, figure = "who knows the model of one round", "relative error of that of a later one"
-            found.append(Finding(name, figure, _off(told, later), _off(now, later), 0.0, NOTHING))
+            found.append(
+                Finding(name, figure, relative_error(told, later), relative_error(now, later), 0.0, NOTHING)
+            )
         inputs = self._inputs(self.case.unseen)
         outputs = self.case.predict(wanted.float())(inputs)
         guesses = {"anybody: how far all have moved": moved}
-        for count in self.numbers[:-1]:
+        for count in self.numbers:
+            if count == len(self.others):
+                continue  # nobody else is left to be hidden among
             own = [self.model(int(one), first) for one in self.others[:count]]
             guesses[f"{_some(count)}: the mean of their models"] = torch.stack(own).mean(0)
         for name, guess in guesses.items():
@@ -122,7 +127,7 @@ class _Confined:
         wanted, own = contributions[0].double(), contributions[1:]
         alone = self._example(wanted)
         if seen.contributions is not None:
-            off = _off(seen.contributions[self.target].double(), wanted)
+            off = relative_error(seen.contributions[self.target].double(), wanted)
             name = "the aggregator, sums in the clear"
             found.append(Finding(name, "relative error of its gradient", off, 1.0, 0.0, NOTHING))
         for count in self.numbers:
@@ -131,7 +136,7 @@ class _Confined:
             guess = left * (float(sizes[self.target]) / rest)
             name = f"{_some(count)} and the aggregator" + (", all others" * (count == len(self.others)))
             promise = SUMMED if count < len(self.others) else NOTHING
-            off = _off(guess, wanted)
+            off = relative_error(guess, wanted)
             found.append(Finding(name, "relative error of its gradient", off, 1.0, 0.0, promise))
             if alone is not None and (nearest := self._example(left)) is not None:
                 figure, chance = "relative error of its nearest example", self._nearest(self._mean)
@@ -190,8 +195,10 @@ def _prediction(name: str, guessed: Tensor, outputs: Tensor, classes: bool) -> F
         same = float((guessed.argmax(1) == answers).double().mean())
         most = float(answers.bincount().max()) / len(answers)
         return Finding(name, "share of predictions like its own", same, most, 1.0, NOTHING)
-    blind = _off(outputs.mean(0).expand_as(outputs), outputs)
-    return Finding(name, "relative error of its predictions", _off(guessed, outputs), blind, 0.0, NOTHING)
+    blind = relative_error(outputs.mean(0).expand_as(outputs), outputs)
+    return Finding(
+        name, "relative error of its predictions", relative_error(guessed, outputs), blind, 0.0, NOTHING
+    )
 
 
 def _some(count: int) -> str:
@@ -211,7 +218,7 @@ def _grid(case: Case) -> list[Finding]:
     insider, helpers = row * columns, [elsewhere * columns + column for column in range(1, columns)]
     names = ["server", *(f"participant:{one}" for one in (insider, *helpers))]
     views = observe(federation, None, names, ROUNDS).views
-    server, own = views["server"], views[f"participant:{insider}"]
+    server = views["server"]
     moved = [layout.displacements(one.displacements[0])[0] for one in server.payloads().values()]
     by_server = colluders.features_of_row(
         [
@@ -220,24 +227,26 @@ def _grid(case: Case) -> list[Finding]:
         ],
         [torch.cat(list(one), dim=1) for one in moved],
     )
-    pooled = [_blocks(layout, views[f"participant:{one}"]) for one in (insider, *helpers)]
-    by_insider = colluders.features_of_row(
-        [one.view(-1, layout.cut.hidden) for one in _pre_activations(federation, own)],
-        [torch.cat(parts, dim=1) for parts in zip(*pooled, strict=True)],
-    )
+    guesses = {"who adds up pre-activations and gradients": by_server}
+    if elsewhere != row:  # or else only the row itself could help
+        pooled = [_blocks(layout, views[f"participant:{one}"]) for one in (insider, *helpers)]
+        guesses[f"one of the row, {_some(len(helpers))} elsewhere"] = colluders.features_of_row(
+            [
+                one.view(-1, layout.cut.hidden)
+                for one in _pre_activations(federation, views[f"participant:{insider}"])
+            ],
+            [torch.cat(parts, dim=1) for parts in zip(*pooled, strict=True)],
+        )
     held = torch.from_numpy(np.asarray(partition.indices(row), dtype=np.int64))
     truth = _split(layout, federation.train.gather(held)[0])
     blind = _split(layout, case.unseen.gather(torch.arange(len(case.unseen)))[0]).mean(0)
     # what the insider holds itself is no finding
     hidden = slice(layout.width, None)
-    chance = _off(blind[hidden].expand_as(truth[:, hidden]), truth[:, hidden])
+    chance = relative_error(blind[hidden].expand_as(truth[:, hidden]), truth[:, hidden])
     figure = "relative error of the features that others of the row hold"
     found = []
-    for name, guess in (
-        ("who adds up pre-activations and gradients", by_server),
-        (f"one of the row, {_some(len(helpers))} elsewhere", by_insider),
-    ):
-        off = _off(guess[: len(truth), hidden], truth[:, hidden])
+    for name, guess in guesses.items():
+        off = relative_error(guess[: len(truth), hidden], truth[:, hidden])
         found.append(Finding(name, figure, off, chance, 0.0, BOTH_SUMS))
     return found
 
@@ -263,11 +272,6 @@ def _blocks(layout: Layout, view: View) -> list[Tensor]:
 def _split(layout: Layout, inputs: Tensor) -> Tensor:
     """Features column after column, each padded to the widest: shape (B, columns * width)."""
     return layout.inputs(inputs.double().flatten(1)).flatten(1)
-
-
-def _off(found: Tensor, wanted: Tensor) -> float:
-    wanted = wanted.double()
-    return float((found.to(wanted) - wanted).norm() / wanted.norm().clamp(min=1e-300))
 
 
 def _fits(federation: Federation) -> str | None:

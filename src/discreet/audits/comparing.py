@@ -157,8 +157,8 @@ def roc(records: Records) -> Figure | None:
 
 
 def _draw(axes: Axes, number: int, run: str, curves: Mapping[str, Any]) -> None:
-    """The first curve of a run, which is its main attack: of likelihood ratios the online one."""
-    for one in list(curves.values())[:1]:
+    """Of a run's curves that of the strongest attack, which is the one with the largest advantage."""
+    for one in sorted(curves.values(), key=_advantage)[-1:]:
         style = line_style(number)
         axes.step(
             np.maximum(one["false_positive"], LOWEST / 10),
@@ -169,6 +169,11 @@ def _draw(axes: Axes, number: int, run: str, curves: Mapping[str, Any]) -> None:
             linewidth=1.5,
             label=run.replace("$", r"\$"),
         )
+
+
+def _advantage(one: Mapping[str, Any]) -> float:
+    """Of a curve as it was written down."""
+    return float((np.asarray(one["true_positive"]) - np.asarray(one["false_positive"])).max())
 
 
 def _curves(record: Mapping[str, Any], audit_name: str) -> Mapping[str, Any]:

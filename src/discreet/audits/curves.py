@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
-from discreet.adversaries.inference.membership import Membership
+from discreet.adversaries.inference.membership import BY_CHANCE, Membership
 from discreet.audits.case import Finding
 
 RATES = (0.01, 0.001)
@@ -27,6 +28,26 @@ def found_at(rate: float) -> str:
     return f"found at {rate:.1%} false alarms"
 
 
+def found_by_chance(members: int, others: int, rate: float) -> float:
+    """The share of members at a false-positive rate that guessing passes once in 20 times.
+
+    With k = floor(rate * others) false alarms allowed, guessing in a random order finds the members before the others'
+    k + 1st. Of the scores, which are as good as uniform, those above it are a share that is Beta(k + 1, others - k): the
+    number that is found is beta-binomial, with a mean of (k + 1) / (others + 1) of the members.
+
+    Args:
+        members: how many are asked about, at least 1.
+        others: likewise.
+        rate: in [0, 1].
+    """
+    from scipy.stats import betabinom  # late: slow to import
+
+    allowed = math.floor((rate + 1e-12) * others)
+    if allowed >= others:
+        return 1.0
+    return float(betabinom.ppf(1 - BY_CHANCE, members, allowed + 1, others - allowed)) / members
+
+
 def findings(attack: str, got: Membership, promise: str, known: Membership | None = None) -> list[Finding]:
     """The figures of an attack.
 
@@ -40,7 +61,9 @@ def findings(attack: str, got: Membership, promise: str, known: Membership | Non
         (ADVANTAGE, lambda one: one.advantage, got.chance),
         (AUC, lambda one: one.auc, 0.5),
     ]
-    told += [(found_at(rate), partial(Membership.found_at, false_positive=rate), rate) for rate in RATES]
+    for rate in RATES:
+        read_at = partial(Membership.found_at, false_positive=rate)
+        told.append((found_at(rate), read_at, found_by_chance(got.members, got.others, rate)))
     return [
         Finding(attack, figure, read(got), chance, None if known is None else read(known), promise)
         for figure, read, chance in told

@@ -62,12 +62,13 @@ def predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], st
     return {}
 
 
-def promised(case: Case) -> str:
-    """What the scheme promises about membership, of whatever is released."""
-    if case.spent is None or case.spent.epsilon is None:
+def promised(case: Case, round: int | None = None) -> str:
+    """What the scheme promises about membership, of all models up to the one a round began with; None for the first."""
+    cost = case.spent(case.round if round is None else round)
+    if cost is None or not math.isfinite(cost.epsilon):
         return NOTHING
-    most = most_advantage(case.spent.epsilon, case.spent.delta)
-    return f"advantage at most {most:.3g} (epsilon {case.spent.epsilon:.3g})"
+    most = most_advantage(cost.epsilon, cost.delta)
+    return f"advantage at most {most:.3g} (epsilon {cost.epsilon:.3g} after {cost.releases} releases)"
 
 
 def fits(federation: Federation) -> str | None:

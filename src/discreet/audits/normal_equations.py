@@ -16,6 +16,7 @@ from discreet.adversaries.inference import leaks
 from discreet.adversaries.inference.leaks import Leak
 from discreet.adversaries.inference.normal_equations import Moments, columns, parameters, recovered
 from discreet.audits.case import Audit, Case, Finding, Illustrated
+from discreet.audits.distance import relative_error
 from discreet.audits.perturbation import NOTHING
 from discreet.gradients import linear_layers
 from discreet.losses import mean_squared_error, squared_error
@@ -108,8 +109,8 @@ def _errors(federation: Federation, seen: Sequence[Leak], truth: Moments) -> Err
     moments = [recovered(seen[:count], outputs, bias=bias) for count in counts]
     return Errors(
         tuple(counts),
-        tuple(_off(one.products, truth.products) for one in moments),
-        tuple(_off(one.answers, truth.answers) for one in moments),
+        tuple(relative_error(one.products, truth.products) for one in moments),
+        tuple(relative_error(one.answers, truth.answers) for one in moments),
     )
 
 
@@ -134,11 +135,7 @@ def _step(scheme: Any) -> float:
 def _guess(products: Tensor) -> float:
     """The error of who takes the features to be independent, and all of one size."""
     mean = products.diagonal().mean()
-    return _off(mean * torch.eye(len(products), dtype=torch.float64), products)
-
-
-def _off(found: Tensor, wanted: Tensor) -> float:
-    return float((found.to(wanted) - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    return relative_error(mean * torch.eye(len(products), dtype=torch.float64), products)
 
 
 def _promise(federation: Federation, name: str, figure: str) -> str:

@@ -19,6 +19,7 @@ from discreet.adversaries.inference.lossless import (
 )
 from discreet.adversaries.inference.perturbed import Disguised, Estimate
 from discreet.audits.case import Audit, Case, Finding
+from discreet.audits.distance import relative_error
 from discreet.cohort import Examples
 from discreet.preparation import Federation
 from discreet.schemes import Lossless
@@ -39,7 +40,7 @@ def measure(case: Case) -> Sequence[Finding]:
     found = judge.findings("none: predictions as they come", first.as_it_comes, EASY)
     if first.payload.m:
         measured = first.structure.outputs - first.payload.m
-        off = _off(in_clear(first, inputs), projected(first, judge.outputs))
+        off = relative_error(in_clear(first, inputs), projected(first, judge.outputs))
         found.append(Finding("projection", "relative error", off, None, 0.0, EXACT))
         share = measured / first.structure.outputs
         found.append(Finding("projection", "share of each prediction in clear", share, 0.0, 1.0, EXACT))
@@ -47,7 +48,7 @@ def measure(case: Case) -> Sequence[Finding]:
     for name, estimate in estimates.items():
         if first.payload.m:
             found += judge.findings(name, estimate.outputs, NOTHING)
-            off = _off(estimate.gamma, judge.exact.gamma)
+            off = relative_error(estimate.gamma, judge.exact.gamma)
             found.append(Finding(name, "relative error of gamma", off, 1.0, 0.0, NOTHING))
     # the last estimate is as a rule the best one; what is left are the scales
     guessed = list(estimates.values())[-1].vector()
@@ -55,7 +56,7 @@ def measure(case: Case) -> Sequence[Finding]:
         Finding(
             "scales from the weights' sizes",
             "relative error of all weights",
-            _off(guessed, case.truth.double()),
+            relative_error(guessed, case.truth.double()),
             1.0,
             0.0,
             "nothing: hidden layers are only rescaled",
@@ -107,8 +108,8 @@ class _Judge:
     def findings(self, attack: str, predict: Callable[[Tensor], Tensor], promise: str) -> list[Finding]:
         """How far predictions are off, and of classes how many are right."""
         given = predict(self.inputs)
-        blind = _off(self.blind.expand_as(self.outputs), self.outputs)
-        off = _off(given, self.outputs)
+        blind = relative_error(self.blind.expand_as(self.outputs), self.outputs)
+        off = relative_error(given, self.outputs)
         found = [Finding(attack, "relative error of predictions", off, blind, 0.0, promise)]
         if self.classes:
             most = float(self.targets.bincount().max()) / len(self.targets)
@@ -123,11 +124,6 @@ class _Judge:
 
 def _all(examples: Examples) -> tuple[Tensor, Tensor]:
     return examples.gather(torch.arange(len(examples), device=examples.targets.device))
-
-
-def _off(found: Tensor, wanted: Tensor) -> float:
-    size = float(wanted.norm())
-    return float((found.to(wanted) - wanted).norm()) / size if size else float(found.norm())
 
 
 def _fits(federation: Federation) -> str | None:

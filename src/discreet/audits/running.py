@@ -19,7 +19,6 @@ from discreet.errors import ConfigError, RunFolderError
 from discreet.losses import Loss
 from discreet.names import did_you_mean
 from discreet.preparation import Federation
-from discreet.privacy.accounting import Ledger, Spent, spent
 from discreet.results import versions
 from discreet.runs import CONFIG, Checkpoint, read_checkpoint, write_whole
 from discreet.sampling import attend
@@ -75,7 +74,7 @@ def audit(
         source: a run folder, or an experiment, as `discreet.config.load` takes it.
         settings: changes of an experiment, likewise.
         attacks: names in `AUDITS`; none for all that fit the scheme.
-        party: whose view is taken; None for what each audit takes by itself.
+        party: whose view is taken, by all audits that can take it; None for what each audit takes by itself.
         out: the folder for ``audit.json``, and of an experiment the run folder; None for the run folder that is audited.
         quick: few rounds and few examples: figures that say nothing.
         lenient: of the attacks that were named, leave out those that do not fit the scheme.
@@ -96,6 +95,7 @@ def audit(
             raise ConfigError(
                 "--attack", name, f"one of: {', '.join(AUDITS)}{did_you_mean(name, list(AUDITS))}"
             )
+    federation: Federation | None = None
     given = {"data": data, "partition": partition, "model": model, "loss": loss}
     folder = Path(source)
     if not (folder / CONFIG).is_file():
@@ -105,6 +105,9 @@ def audit(
         if quick:
             experiment = replace(experiment, rounds=min(experiment.rounds, QUICK_ROUNDS))
         folder = out
+        # what does not fit is refused before anything is trained
+        federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
+        fitting, unfit = _chosen(federation, attacks, party, lenient)
         simulate(
             experiment, **given, data_dir=data_dir, out=out, resume=True, on_data=on_data, on_round=on_round
         )
@@ -114,17 +117,17 @@ def audit(
     saved = read_checkpoint(folder)
     if saved is None:
         raise RunFolderError(folder, "has no finished round: run it, or go on with it, first")
-    federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
-    fitting, unfit = _chosen(federation, attacks, lenient)
-    parties = {name: _party(federation, saved, name, AUDITS[name], party) for name in fitting}
+    if federation is None:
+        federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
+        fitting, unfit = _chosen(federation, attacks, party, lenient)
+    parties = {name: _party(federation, saved, AUDITS[name], party) for name in fitting}
     rounds = max((AUDITS[name].rounds for name in fitting), default=0)
     observed = observe(federation, saved, list(dict.fromkeys(parties.values())), rounds)
-    cost = _spent(experiment, saved)
     found = {}
     for number, name in enumerate(fitting, start=1):
         on_audit(name, number, len(fitting))
         most = QUICK_EXAMPLES if quick else EXAMPLES
-        case = Case(federation, observed, observed.views[parties[name]], cost, most, quick)
+        case = Case(federation, observed, observed.views[parties[name]], most, quick)
         found[name] = _entry(name, case, out or folder)
     record = {
         "run": str(folder),
@@ -157,30 +160,35 @@ def _settings(folder: Path, given: Sequence[str]) -> Experiment:
 
 
 def _chosen(
-    federation: Federation, attacks: Sequence[str], lenient: bool
+    federation: Federation, attacks: Sequence[str], party: str | None, lenient: bool
 ) -> tuple[list[str], dict[str, str]]:
     """The audits that say something about a federation, and why the others do not.
 
     Raises:
-        ConfigError: an audit that was asked for is none of them.
+        ConfigError: an audit that was asked for is none of them, or there is no such party, or nothing to do for it.
     """
+    looking = None if party is None else Party.named(party, federation.partition.clients, "--party")
     reasons = {name: AUDITS[name].fits(federation) for name in attacks or AUDITS}
     for name in () if lenient else attacks:
         if (reason := reasons[name]) is not None:
             scheme = federation.experiment.scheme_name
             raise ConfigError("--attack", name, f"an audit that fits {scheme}: {reason}")
     fitting = [name for name, reason in reasons.items() if reason is None]
+    blind = [name for name in fitting if looking is not None and looking.role not in AUDITS[name].roles]
+    if blind and (attacks or (len(blind) == len(fitting) and not lenient)):
+        raise ConfigError("--party", party, f"{' or '.join(AUDITS[blind[0]].roles)} for {blind[0]}")
+    for name in blind:
+        reasons[name] = f"its view is that of {' or '.join(AUDITS[name].roles)}"
+    fitting = [name for name in fitting if name not in blind]
     return fitting, {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _party(federation: Federation, saved: Checkpoint, name: str, chosen: Audit, asked: str | None) -> str:
+def _party(federation: Federation, saved: Checkpoint, chosen: Audit, asked: str | None) -> str:
     """Whose view an audit takes."""
     first, last = saved.round + 1, saved.round + chosen.rounds
     there = _there(federation, range(first, last + 1))
     if asked is not None:
         party = Party.named(asked, federation.partition.clients, "--party")
-        if party.role not in chosen.roles:
-            raise ConfigError("--party", asked, f"{' or '.join(chosen.roles)} for {name}")
         if party.number is not None and party.number not in there:
             some = ", ".join(map(str, there[:5]))
             raise ConfigError(
@@ -204,13 +212,6 @@ def _there(federation: Federation, rounds: Iterable[int]) -> list[int]:
         for client in attend(federation.experiment, federation.partition.clients, round).drawn.tolist():
             count[client] = count.get(client, 0) + 1
     return sorted(count, key=lambda client: (-count[client], client))
-
-
-def _spent(experiment: Experiment, saved: Checkpoint) -> Spent | None:
-    if experiment.privacy is None:
-        return None
-    ledger = Ledger.from_facts(saved.facts["ledger"])
-    return spent(ledger, experiment.privacy.delta, experiment.privacy.accountant)
 
 
 def _entry(name: str, case: Case, folder: Path) -> dict[str, Any]:

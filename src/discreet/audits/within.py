@@ -18,6 +18,7 @@ from discreet.audits.perturbation import NOTHING, disguised, regressed
 from discreet.randomness import SERVER
 from discreet.schemes import Lossless
 from discreet.schemes.base import Confined, GlobalModel
+from discreet.secure.groups import lifted
 from discreet.view import Seen
 
 ROUNDS, MOST = 6, 2000
@@ -45,7 +46,7 @@ def measure(case: Case) -> Sequence[Finding] | Illustrated:
         known.append(one[order[:half]])
         asked.append(one[order[half:]])
     got = membership(*(learnt(known[0], known[1], one) for one in asked))
-    clear = any(one.contributions for one in case.view.seen)
+    clear = any(len(one.moves) > 1 for one in sightings)
     name = (
         f"{'global, updates in clear' if clear else 'global' if case.view.party.number is None else 'local'}"
     )
@@ -66,7 +67,10 @@ def _sightings(case: Case) -> tuple[list[Sighting], str]:
         if scheme.vector(case.state) is None:
             return [], NOTHING
         served = [scheme.vector(states[seen.round]) for seen in case.view.seen]
-        return _moving(served, [_contributed(case, seen) for seen in case.view.seen]), promised(case)
+        sent_by = [_contributed(case, seen) for seen in case.view.seen]
+        # the noise of a sum is promised, and a single client adds but a share of it
+        clear = any(len(one) for one in sent_by)
+        return _moving(served, sent_by), NOTHING if clear else promised(case, case.view.seen[-1].round)
     if sent := disguised(case):
         guessed = [regressed(case, one) for one in sent]
         found = [
@@ -77,7 +81,7 @@ def _sightings(case: Case) -> tuple[list[Sighting], str]:
         own = [scheme.confined(task, states[round], party.number) for round in case.view.payloads()]
         return _moving(own), MODELS
     vectors = [one.vector for one in case.view.payloads().values() if isinstance(one, GlobalModel)]
-    return _moving(vectors), promised(case)
+    return _moving(vectors), promised(case, max(case.view.payloads(), default=case.round))
 
 
 def _moving(models: Sequence[Tensor], clear: Sequence[Tensor] = ()) -> list[Sighting]:
@@ -96,7 +100,10 @@ def _contributed(case: Case, seen: Seen) -> Tensor:
     count = case.federation.task.parameters
     if isinstance(case.federation.scheme, Lossless):
         return torch.empty(0, count)  # its gradients are of another model
-    rows = [one[:count].float() for one in (seen.contributions or {}).values() if len(one) >= count]
+    phases = case.federation.scheme.phases(case.federation.task)
+    (group,) = (phase.group for phase in phases if phase.name == seen.phase)
+    sent = (seen.contributions or {}).values()
+    rows = [lifted(group, one)[:count].float() for one in sent if len(one) >= count]
     return torch.stack(rows) if rows else torch.empty(0, count)
 
 

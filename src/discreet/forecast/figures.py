@@ -8,7 +8,7 @@ from typing import Any
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError, LocalProtocolError, UserError
-from discreet.privacy.accounting import Ledger, Poisson, Spent, spent
+from discreet.privacy.accounting import Ledger, Poisson, Spent, adjacency_among, spent
 from discreet.privacy.modulus import bits_by_paper_rule
 from discreet.privacy.planning import Plan, largest_cohort, statement, warnings
 from discreet.privacy.promise import Promise
@@ -56,7 +56,7 @@ def figures(experiment: Experiment, task: Task, clients: int, rounds: int, *, ma
         survivors=promise.shares(average),
         neighbours=None if graph is None else graph.degree,
         mechanism=release.noise.mechanism,
-        adjacency=promised_by.adjacency,
+        adjacency=adjacency_among(promise.groups, promised_by.adjacency),
         noise_multiplier=promise.noise_multiplier,
         noise_share=promise.noise_multiplier
         * release.noise.l2_sensitivity

@@ -50,6 +50,7 @@ __all__ = [
     "Sampling",
     "Skellam",
     "Spent",
+    "adjacency_among",
     "adjacency_of",
     "calibrate",
     "effective_noise_multiplier",
@@ -125,6 +126,15 @@ def spent(
         return rdp
     pld = by("pld", _pld_epsilon(ledger, delta, relation))
     return pld if pld.epsilon < rdp.epsilon else rdp
+
+
+def adjacency_among(groups: int, adjacency: Adjacency) -> str:
+    """What a promise is about where clients are dealt into groups, each with a sum of its own.
+
+    One client more would be dealt with all others anew, and move every sum. So the promise is for one of a known number
+    of clients, whose data is replaced by nothing: ``zero-out``. It costs what ``add-remove`` does.
+    """
+    return "zero-out" if groups > 1 and adjacency == "add-remove" else adjacency
 
 
 def adjacency_of(ledger: Ledger) -> Adjacency:

@@ -68,7 +68,7 @@ class Plan:
     survivors: int
     neighbours: int | None
     mechanism: str
-    adjacency: Adjacency
+    adjacency: str
     noise_multiplier: float
     noise_share: float
     delta: float

@@ -37,10 +37,10 @@ class DPSignFed(SharedModel, ServerStep, LocalTraining):
 
     **Guarantees:** while fewer than half of the sums that are released have a malicious client in them, every
     coordinate's median lies between two honest groups' sums, whatever those clients send. That says much only where
-    votes outweigh noise: a client that boosts weighs as much as about 1.25 standard deviations of one sum's noise in
+    votes outweigh noise: a client that boosts weighs as much as 1.3 to 1.7 standard deviations of one sum's noise in
     votes, where without groups it weighs as much as half of the modulus, 12 of them. A client is in one group and each
     sum has all of the noise, so that epsilon is what one sum costs. The price is that noise: against the votes it weighs
-    as much as sqrt(pi g / 2) times as much would in one sum (2.0, 2.7, 3.2 times for 3, 5, 7 groups).
+    as much as up to sqrt(pi g / 2) times as much would in one sum (2.0, 2.7, 3.2 times for 3, 5, 7 groups).
 
     Attributes:
         server_learning_rate: how far the majority moves each parameter (gamma in the paper).

@@ -140,6 +140,13 @@ class Integers:
             saturated += made.saturated
         return integers, saturated
 
+    def rounding(self) -> Tensor:
+        """Root mean squares of what rounding to integers adds to a decoded sum of all parties, shape (length,)."""
+        found = torch.empty(self.layout.length, dtype=torch.float64, device=self.balance.device)
+        for place, one in zip(self.layout.segments, self.fixed, strict=True):
+            found[place] = math.sqrt(one.parties / 12) / one.scale
+        return self.layout.balanced(found[None], 1 / self.balance)[0]
+
     def decoded(self, total: Tensor) -> Tensor:
         """A sum of integers as the sum of numbers that it stands for: float64, shape (length,)."""
         found = total.to(torch.float64)

@@ -78,9 +78,9 @@ class Perturbed(GlobalModel):
     powers: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Noise:
-    """A round's noise before its strength is set.
+    """A round's noise before its strength is set; as secret as what becomes of it.
 
     Attributes:
         scales: r.
@@ -92,6 +92,9 @@ class Noise:
     gamma: Tensor
     ratios: Tensor
     groups: Tensor
+
+    def __repr__(self) -> str:
+        return "Noise(hidden)"
 
     def of_strength(self, strength: float) -> Secret:
         """The secret part, with ``gamma * strength``."""

@@ -119,6 +119,31 @@ def recover(removal: Removal, total: Tensor) -> Recovered:
     return Recovered(gradient, max(1.0, kappa))
 
 
+def rounded(removal: Removal, errors: Tensor, weight: float) -> float:
+    """The L2 norm of what errors in a total do to the gradient that is recovered from it, in the root mean square.
+
+    Args:
+        removal: of the round's noise.
+        errors: root mean squares of independent errors, shape (layout.length,).
+        weight: the total's last number.
+    """
+    layout, squares = removal.layout, (errors[:-1] / weight).square()
+    hidden, factors = layout.structure.hidden, removal.factors.square()
+    if not layout.m:
+        return math.sqrt(float(squares @ factors))
+    end = layout.terms * hidden
+    below = squares[:end].view(layout.terms, hidden).T @ removal.coefficients.square()
+    rest = squares[end:]
+    found = float(below @ factors[:hidden]) + float(rest[: layout.gradient] @ factors[hidden:])
+    # each output's row of the last layer gets its part of the error of v, and its bias that of mean(alpha)
+    by_rows = factors[hidden : hidden + removal.curved.numel() * layout.structure.width]
+    rows = by_rows.view(removal.curved.numel(), layout.structure.width)
+    found += float(removal.curved.square() @ (rows @ rest[layout.gradient : -1]))
+    if layout.structure.bias:
+        found += float(removal.curved.square().sum() * rest[-1])
+    return math.sqrt(found)
+
+
 def _sample(rows: Tensor) -> Tensor:
     """Some places of rows, shape (T, H); of short ones all."""
     count = rows.shape[1] // APART

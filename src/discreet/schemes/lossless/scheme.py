@@ -24,7 +24,7 @@ from discreet.schemes.lossless.layout import BITS, Integers
 from discreet.schemes.lossless.noise import NoiseKind, Perturbed, draw, perturb, strength
 from discreet.schemes.lossless.preparing import Prepared, prepared
 from discreet.schemes.lossless.probing import ProbeKind, limits, probe, true_hidden
-from discreet.schemes.lossless.recovery import Removal, recover
+from discreet.schemes.lossless.recovery import Removal, recover, rounded
 from discreet.schemes.lossless.work import as_integers, contributed
 from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
@@ -176,25 +176,34 @@ class Lossless(CommonStep, SharedModel):
         if not isinstance(state, PerturbedTraining):
             raise LocalProtocolError("the state of another scheme")
         ready, played, (total,) = self._ready(task), self._round(task, state, round), totals
+        errors = None
         if task.modular:
             integers = _integers(task, ready, played.payload)
             total = replace(total, values=integers.decoded(total.values))
+            errors = integers.rounding()
         if not float(total.values[-1]) > 0:
             return state  # those who had nothing to add have added zeros
         found = recover(played.removal, total.values.to(state.vector))
         lost = torch.finfo(self.dtype).eps * found.kappa
+        if errors is not None:
+            left = float(found.gradient.norm())
+            off = rounded(played.removal, errors, float(total.values[-1]))
+            lost = max(lost, 2 * off / left) if left else math.inf
         if lost > USELESS:
             raise Diverged(
                 round,
                 f"rounding leaves no more than {max(0.0, -math.log10(lost)):.0f} digits of the recovered gradient; lower "
-                f"scheme.rho (now {self.rho:g}) or scheme.learning_rate (now {self.learning_rate:g})",
+                f"scheme.rho (now {self.rho:g}), scheme.learning_rate (now {self.learning_rate:g})"
+                f"{f' or scheme.headroom (now {self.headroom:g})' if task.modular else ''}",
             )
         gradient = found.gradient + self.weight_decay * state.vector
         before = Displacement(
             state.vector, state.mean, state.square, state.kappa, state.vector.new_empty(0, len(gradient))
         )
         after = self.moved(before, gradient, round)
-        kappa = torch.tensor(found.kappa, dtype=torch.float64, device=state.vector.device)
+        kappa = torch.tensor(
+            lost / torch.finfo(self.dtype).eps, dtype=torch.float64, device=state.vector.device
+        )
         return PerturbedTraining(after.displacement, after.mean, after.square, kappa)
 
     def figures(self, state: PerturbedTraining) -> Mapping[str, float]:
