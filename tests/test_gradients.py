@@ -230,6 +230,12 @@ class OwnForward(nn.Sequential):
         return super().forward(inputs) * 2
 
 
+def overridden():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    module[1].forward = torch.tanh
+    return module
+
+
 def hooked():
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     module[0].register_forward_hook(lambda layer, inputs, outputs: outputs * 2)
@@ -257,6 +263,7 @@ def hooked():
         nn.Sequential(OwnForward(nn.Linear(4, 4)), nn.Linear(4, 2)),
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
         hooked(),
+        overridden(),
     ],
     ids=lambda module: type(module).__name__,
 )

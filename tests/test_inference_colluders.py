@@ -11,6 +11,7 @@ from discreet.adversaries.inference.colluders import (
     remainder,
 )
 from discreet.audits import audit
+from discreet.audits import colluders as audits_colluders
 from discreet.audits.table import AUDITS
 from discreet.data.partition import Partition
 from discreet.schemes import ConfinedGradientDescent
@@ -68,6 +69,20 @@ def test_what_is_left_of_a_total_shrinks_to_one_participants_gradient(secure, tm
     alone = found.get(("the aggregator, sums in the clear", gradient))
     assert (alone is None) == (secure == "additive")
     assert alone is None or alone["measured"] == 0
+
+
+def test_of_many_participants_all_chosen_numbers_of_colluders_guess(tmp_path, monkeypatch):
+    """7 hold examples: of 1, 2, 5 and 6 colluders those are left that are few enough, and none of them is everybody."""
+    monkeypatch.setattr(audits_colluders, "MOST", 3)
+    found = audited(tmp_path, ConfinedGradientDescent(initial_scale=0.1), deal())
+    counts = {attack for attack, _ in found if "the mean" in attack}
+    assert counts == {"1 colluder: the mean of their models", "2 colluders: the mean of their models"}
+
+
+def test_in_a_single_row_nobody_is_elsewhere(tmp_path):
+    single = Partition(deal().order[:20], deal((20,)).offsets, COLUMNS)
+    found = audited(tmp_path, ConfinedGradientDescent(learning_rate=0.3), single, rounds=1)
+    assert {attack for attack, _ in found} == {"who adds up pre-activations and gradients"}
 
 
 def test_models_stay_as_far_apart_as_they_were_drawn(tmp_path):

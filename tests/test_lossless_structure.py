@@ -122,6 +122,12 @@ def frozen():
     return model
 
 
+def overridden():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    model[1].forward = torch.tanh
+    return model
+
+
 def hooked():
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
     model[1].register_forward_hook(lambda module, inputs, outputs: outputs + 1)
@@ -202,6 +208,7 @@ REFUSED = {
         r"2\.weight is 0\.weight again: tied weights",
     ),
     "a frozen weight": (frozen, (6,), r"parameter 0\.weight is frozen"),
+    "a forward of its own": (overridden, (6,), r"layer 1 \(ReLU\) has a `forward` of its own"),
     "a hook": (hooked, (6,), r"layer 1 \(ReLU\) has hooks"),
     "a parametrization": (
         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 2)),

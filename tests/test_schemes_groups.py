@@ -228,7 +228,7 @@ def test_groups_all_of_whose_members_may_cheat_are_refused():
 @pytest.mark.parametrize("secure", ["masked", "none"])
 def test_groups_whose_sums_would_never_be_released_are_refused_before_anything_runs(secure):
     dishonest = Privacy(noise_multiplier=0.5, delta=1e-3, assumed_dishonest=4)
-    with pytest.raises(ConfigError, match="scheme.groups"):
+    with pytest.raises(ConfigError, match=r"scheme\.groups"):
         simulate(asked(3, 12, privacy=dishonest, secure=secure))
     assert simulate(asked(1, 12, privacy=dishonest, secure=secure)).metrics[0]["released"]
 

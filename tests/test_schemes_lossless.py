@@ -199,6 +199,27 @@ def test_batches_and_dropout_are_those_of_fedsgd(path, batch_size):
     assert relative(recovered(fed, state), wanted) < 1e-12
 
 
+@pytest.mark.parametrize("path", ["layers", "vmap", "autograd"])
+@pytest.mark.parametrize(("widths", "batch_size"), [((12, 9), 1), ((1, 1), 0), ((12, 1), 0), ((1, 9), 1)])
+def test_a_single_example_and_a_single_neuron_are_no_exception(path, widths, batch_size):
+    first, second = widths
+    model = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(128, first), nn.ReLU()),
+        *(nn.Linear(first, second), nn.ReLU(), nn.Linear(second, CLASSES)),
+    )
+    with torch.no_grad():
+        for layer in (model[1], model[3]):  # a neuron that is dead has no gradient
+            layer.weight.abs_()
+    data = images()
+    fed = setting(Lossless(batch_size=batch_size, m=2, **STEP), data=data, model=model, gradients=path)
+    state = fed.scheme.init(fed.task)
+    cohort = fed.cohort(np.array(CLIENTS), 1, {})
+    plain = mean_gradients(fed.task.learner, state.vector, cohort, fed.task.randomness, batch_size)
+    sizes = torch.from_numpy(cohort.sizes).double()
+    wanted = (plain.changes * sizes[:, None]).sum(0) / sizes.sum()
+    assert relative(recovered(fed, state), wanted) < 1e-12
+
+
 # ---- how exact
 
 
@@ -478,9 +499,23 @@ def clipped(outputs, targets):
     ).sum(-1)
 
 
-@pytest.mark.parametrize("loss", [absolute, clipped])
+def clipped_far_off(outputs, targets):
+    return clipped(outputs / 1000, targets)
+
+
+def heavy_on_the_last_class(outputs, targets):
+    return torch.where(targets == CLASSES - 1, 5.0, 1.0).to(outputs) * half_squares(outputs, targets)
+
+
+def centred_in_its_batch(outputs, targets):
+    return half_squares(outputs - outputs.mean(0), targets)
+
+
+@pytest.mark.parametrize(
+    "loss", [absolute, clipped, clipped_far_off, heavy_on_the_last_class, centred_in_its_batch]
+)
 def test_losses_that_are_quadratic_in_places_are_refused(loss):
-    with pytest.raises(ModelError, match=f"{loss.__name__} is not"):
+    with pytest.raises(ModelError, match=f"{loss.__name__.replace('_', '-')} is not"):
         setting(Lossless(), data=images(), model=chain(), loss=loss)
 
 

@@ -198,7 +198,8 @@ def leaves_of(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    replaced = "forward" in vars(module)  # by one of this module's own, not its class's
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or replaced)
 
 
 def vmapped(network: Network, loss: Loss) -> LaneGradient:

@@ -68,7 +68,8 @@ def promised(case: Case, round: int | None = None) -> str:
     if cost is None or not math.isfinite(cost.epsilon):
         return NOTHING
     most = most_advantage(cost.epsilon, cost.delta)
-    return f"advantage at most {most:.3g} (epsilon {cost.epsilon:.3g} after {cost.releases} releases)"
+    releases = f"{cost.releases} release{'s' * (cost.releases != 1)}"
+    return f"advantage at most {most:.3g} (epsilon {cost.epsilon:.3g} after {releases})"
 
 
 def fits(federation: Federation) -> str | None:

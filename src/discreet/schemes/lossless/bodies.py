@@ -52,8 +52,11 @@ class LayeredBody:
             for place in reversed(range(len(self.layers))):
                 layer, below = self.layers[place], activations[place]
                 if layer.relu:
-                    # what a ReLU puts out is 0 or above: its sign is the mask
-                    delta.mul_(activations[place + 1].transpose(1, 2).contiguous().sign_().unsqueeze(1))
+                    # what a ReLU puts out is 0 or above: its sign is the mask. A copy in any case: of a single example
+                    # the transposed one lies in memory as the activations do, which are still needed
+                    turned = activations[place + 1].transpose(1, 2)
+                    mask = turned.clone(memory_format=torch.contiguous_format).sign_()
+                    delta.mul_(mask.unsqueeze(1))
                 products = torch.bmm(delta.view(lanes, -1, batch), below)
                 gradients[layer.weight] = products.view(lanes, terms, -1, products.shape[-1])
                 if layer.bias is not None:

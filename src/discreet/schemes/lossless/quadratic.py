@@ -7,8 +7,11 @@ from torch import Tensor
 
 from discreet.losses import Loss, cross_entropy, mean_squared_error, quadratic_cross_entropy, squared_error
 
-TRIED = 4
-"""So many outputs and targets are tried: between all of them the slope of a quadratic loss is linear."""
+TRIED = 5
+"""So many outputs, and targets or all classes, are tried: between all of them the slope of a quadratic loss is linear."""
+
+FARTHEST = 6
+"""Outputs are tried up to about 10 to this power."""
 
 
 def curvature(loss: Loss, outputs: int) -> Tensor | None:
@@ -38,9 +41,9 @@ def curvature(loss: Loss, outputs: int) -> Tensor | None:
 def _tried(loss: Loss, outputs: int) -> Tensor | None:
     generator = torch.Generator().manual_seed(0)
     # near 0 and far from it, where losses that are cut or absolute show themselves
-    size = torch.logspace(-1, 2, TRIED, dtype=torch.float64)[:, None]
+    size = torch.logspace(-1, FARTHEST, TRIED, dtype=torch.float64)[:, None]
     points = torch.randn(TRIED, outputs, dtype=torch.float64, generator=generator) * size
-    numbers = torch.arange(TRIED) % outputs
+    numbers = torch.arange(outputs)
     values = torch.randn(TRIED, outputs, dtype=torch.float64, generator=generator)
     for targets in (numbers, values):
         try:
@@ -51,7 +54,10 @@ def _tried(loss: Loss, outputs: int) -> Tensor | None:
 
 
 def _constant(loss: Loss, points: Tensor, targets: Tensor) -> Tensor | None:
-    """The second derivatives at all points and for all targets, if the slopes are linear with these; else None."""
+    """The second derivatives at all points and for all targets, if the slopes are linear with these; else None.
+
+    None too if what an example loses depends on the others of its batch.
+    """
 
     def slope(point: Tensor, target: Tensor) -> Tensor:
         free = point.clone().requires_grad_()
@@ -63,6 +69,11 @@ def _constant(loss: Loss, points: Tensor, targets: Tensor) -> Tensor | None:
     origin = torch.zeros_like(points[0])
     units = torch.eye(len(origin), dtype=origin.dtype)
     found = torch.stack([slope(unit, targets[0]) for unit in units]) - slope(origin, targets[0])
+    some, them = points[: len(targets)], targets[: len(points)]
+    together = loss(some, them)
+    alone = torch.cat([loss(point[None], target[None]) for point, target in zip(some, them, strict=True)])
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-9, atol=0):
+        return None
     for target in targets:
         slopes = torch.stack([slope(point, target) for point in points])
         wanted = (points - points[0]) @ found.T

@@ -277,6 +277,8 @@ class _Reader:
 def _no_hooks(name: str, layer: nn.Module, ours: int = 0) -> None:
     if len(layer._forward_pre_hooks) > ours or layer._forward_hooks or layer._backward_hooks:
         raise ModelError(f"{_called(name, layer)} has hooks, which may do anything: expected none")
+    if "forward" in vars(layer):
+        raise ModelError(f"{_called(name, layer)} has a `forward` of its own: expected that of its class")
 
 
 def _there(layer: nn.Module | None) -> nn.Module:
