@@ -340,6 +340,11 @@ def test_curvatures_are_second_derivatives(name, outputs):
     assert relative(curvature(renamed(loss), outputs), wanted) < 1e-12
 
 
+def test_the_curvature_of_a_users_loss_for_one_value():
+    found = curvature(lambda outputs, targets: 3 * (outputs - targets).square().sum(-1), 1)
+    assert found.tolist() == [[6.0]]
+
+
 # ---- the noise
 
 

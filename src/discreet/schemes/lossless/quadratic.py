@@ -56,7 +56,8 @@ def _tried(loss: Loss, outputs: int) -> Tensor | None:
 def _constant(loss: Loss, points: Tensor, targets: Tensor) -> Tensor | None:
     """The second derivatives at all points and for all targets, if the slopes are linear with these; else None.
 
-    None too if what an example loses depends on the others of its batch.
+    Raises:
+        ValueError: what an example loses depends on the others of its batch, as it may with targets of the wrong kind.
     """
 
     def slope(point: Tensor, target: Tensor) -> Tensor:
@@ -69,11 +70,15 @@ def _constant(loss: Loss, points: Tensor, targets: Tensor) -> Tensor | None:
     origin = torch.zeros_like(points[0])
     units = torch.eye(len(origin), dtype=origin.dtype)
     found = torch.stack([slope(unit, targets[0]) for unit in units]) - slope(origin, targets[0])
-    some, them = points[: len(targets)], targets[: len(points)]
+    # not as many examples as outputs, or targets of the wrong kind might be taken for one number an output
+    places = torch.arange(points.shape[1] + 1)
+    some, them = points[places % len(points)], targets[places % len(targets)]
     together = loss(some, them)
     alone = torch.cat([loss(point[None], target[None]) for point, target in zip(some, them, strict=True)])
     if together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-9, atol=0):
-        return None
+        raise ValueError(
+            "what an example loses depends on the others, or these are targets of the wrong kind"
+        )
     for target in targets:
         slopes = torch.stack([slope(point, target) for point in points])
         wanted = (points - points[0]) @ found.T
