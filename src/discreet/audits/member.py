@@ -10,7 +10,7 @@ from torch import Tensor
 from discreet.adversaries.inference.membership import Membership, loss_threshold
 from discreet.audits.case import Audit, Case, Finding, Illustrated
 from discreet.audits.curves import curve, findings
-from discreet.audits.perturbation import EASY, NOTHING, disguised, regressed
+from discreet.audits.perturbation import NOTHING, as_they_come, disguised, regressed
 from discreet.preparation import Federation
 from discreet.schemes.base import Confined, GlobalModel
 
@@ -49,7 +49,7 @@ def predictions(case: Case) -> Mapping[str, tuple[Callable[[Tensor], Tensor], st
             return {}
         return {"the model": (case.predict(case.truth), promised(case))}
     if sent := disguised(case):
-        found = {"predictions as they come": (sent[0].as_it_comes, EASY)}
+        found = {"predictions as they come": (sent[0].as_it_comes, as_they_come(sent[0]))}
         if (estimate := regressed(case, sent[0])) is not None:
             found["after the regression on own labels"] = (estimate.outputs, NOTHING)
         return found
