@@ -8,6 +8,7 @@ import pytest
 
 from discreet import SCHEMES, Adversary, Data, Diverged, Experiment, Model, Privacy, simulate
 from discreet.cli import app
+from discreet.privacy.accounting import NOTHING, spent
 from discreet.report import write_report
 from discreet.report.tables import percent as tables_percent
 from discreet.schemes.base import misdeeds_under
@@ -120,6 +121,22 @@ def test_one_boosted_client_behind_masks_steers_votes_that_it_could_not_steer_al
     assert one.final["accuracy"] > 0.8 and boosted.final["accuracy"] < 0.3
     (note,) = boosted.result["notes"]
     assert note.startswith("up to 1 malicious clients a round added no noise, more than")
+
+
+@pytest.mark.parametrize("assumed", [0, 3])
+def test_epsilon_counts_the_noise_of_those_who_add_some(assumed):
+    """By hand: shares for all but the assumed ones, added by all but the two malicious ones."""
+    privacy = Privacy(noise_multiplier=2.0, assumed_dishonest=assumed)
+    plan = Adversary(clients=[0, 1], omit_noise=True)
+    found = run("dp-signfed", plan, rounds=2, privacy=privacy, secure="none")
+    fed = federation("dp-signfed", DATA, privacy=privacy)
+    clients = fed.partition.clients
+    least = min(1.0, ((clients - 2) / (clients - assumed)) ** 0.5)
+    release = fed.scheme.release(fed.task)
+    noise = dataclasses.replace(release.noise, noise_multiplier=2.0 * least)
+    cost = spent(NOTHING.add(dataclasses.replace(release, noise=noise), 2), privacy.delta)
+    assert found.result["privacy"]["epsilon"] == pytest.approx(cost.epsilon)
+    assert any("noise of the others alone" in note for note in found.result["notes"]) == (not assumed)
 
 
 def test_masked_sums_do_not_mind_who_is_malicious():

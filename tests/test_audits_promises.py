@@ -1,5 +1,6 @@
 """What audits hold their figures against: promises, the level of guessing, and who is asked before anything is trained."""
 
+import dataclasses
 import json
 import math
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from discreet import simulate
-from discreet.audits import audit, within
+from discreet.adversaries.inference.canaries import Bound
+from discreet.audits import audit, canary, within
 from discreet.audits.case import Case
 from discreet.audits.comparing import roc
 from discreet.audits.curves import found_by_chance
@@ -40,6 +42,28 @@ def test_epsilon_is_that_of_all_models_that_were_looked_at(tmp_path):
     assert once.endswith(cost[first])
     (often,) = promises(tmp_path / str(first), "participant:4")
     assert often.endswith(cost[last])
+
+
+def test_an_audit_finds_the_same_whichever_others_run(tmp_path):
+    simulate(experiment("fedavg", rounds=2), data=BLOBS, partition=deal(), out=tmp_path / "run")
+
+    def figures(attacks):
+        made = audit(
+            tmp_path / "run", data=BLOBS, partition=deal(), attacks=attacks, party="server", quick=True
+        )
+        return made.record["audits"]["membership"]
+
+    assert figures(["membership"]) == figures(["membership", WHITE_BOX])
+
+
+def test_what_is_shown_above_the_claim_is_called_not_kept(tmp_path, monkeypatch):
+    fed = federation("dp-signfed", BLOBS)
+    case = Case(fed, observe(fed, None, ["server"], 2), None, 10, True)
+    case = dataclasses.replace(case, view=case.observed.views["server"])
+    shown = {canary.SUMS: Bound(1e9, 10, 10), canary.MODELS: Bound(0.0, 10, 5)}
+    monkeypatch.setattr(canary, "evidence", lambda *_: shown)
+    kept = {one.attack.split(", ")[1]: "NOT KEPT" in one.promise for one in canary.measure(case)}
+    assert kept == {canary.SUMS: True, canary.MODELS: False}
 
 
 @pytest.mark.parametrize("secure", ["none", "masked"])

@@ -263,7 +263,7 @@ def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]]) -> li
         if missing > asked.assumed_dishonest:
             found.append(
                 f"up to {missing} malicious clients a round added no noise, more than privacy.assumed_dishonest "
-                f"({asked.assumed_dishonest}): the sums were less private than the epsilon here says"
+                f"({asked.assumed_dishonest}): epsilon counts the noise of the others alone"
             )
     cut = sum(line.get("saturated", 0) for line in history)
     if cut:

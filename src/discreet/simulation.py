@@ -180,6 +180,15 @@ class Observed:
     kept: Mapping[int, Tensor]
     ledgers: Mapping[int, Ledger]
 
+    def until(self, round: int) -> Observed:
+        """The rounds up to one of them."""
+        views = {
+            name: replace(view, seen=tuple(one for one in view.seen if one.round <= round))
+            for name, view in self.views.items()
+        }
+        states = {number: state for number, state in self.states.items() if number <= round}
+        return replace(self, views=views, states=states)
+
 
 def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[str], rounds: int) -> Observed:
     """Play rounds that follow on a checkpoint, as the run would go on, and see what parties receive.
@@ -347,13 +356,26 @@ def _round(
     ledger = progress.ledger
     if task.promise is not None:
         metrics["released"] = tally.released
-        ledger = ledger.add(scheme.release(task), tally.released * releases_a_round(scheme, task))
+        release = scheme.release(task).weakened(_noise_kept(federation, tally, len(there.drawn)))
+        ledger = ledger.add(release, tally.released * releases_a_round(scheme, task))
     elif not tally.released:
         metrics["released"] = False  # too few were left to unmask the sum
     after = replace(progress, round=number, state=state, kept=kept, ledger=ledger)
     if number % experiment.eval_every == 0 or _is_over(federation, after):
         after = _evaluate(federation, after, metrics, parallel)
     return after, metrics
+
+
+def _noise_kept(federation: Federation, tally: Tally, drawn: int) -> float:
+    """Of the deviation of the noise that a round's sum promises, the part that is there; 1 where nobody leaves noise out.
+
+    Of several sums, the one that all malicious clients of the round may be in.
+    """
+    promise, infiltration = federation.task.promise, federation.infiltration
+    if promise is None or infiltration is None or not infiltration.adversary.omit_noise:
+        return 1.0
+    there, cheating = len(tally.accepted), len(tally.accepted & tally.malicious)
+    return promise.kept_by(there // promise.groups - cheating, drawn // promise.groups)
 
 
 def _remedy(federation: Federation) -> str:

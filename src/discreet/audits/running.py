@@ -127,7 +127,8 @@ def audit(
     for number, name in enumerate(fitting, start=1):
         on_audit(name, number, len(fitting))
         most = QUICK_EXAMPLES if quick else EXAMPLES
-        case = Case(federation, observed, observed.views[parties[name]], most, quick)
+        seen = observed.until(saved.round + AUDITS[name].rounds)  # no more than where it is the only audit
+        case = Case(federation, seen, seen.views[parties[name]], most, quick)
         found[name] = _entry(name, case, out or folder)
     record = {
         "run": str(folder),

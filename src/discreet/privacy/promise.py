@@ -59,6 +59,15 @@ class Promise:
         """How many honest shares must together give the promised noise."""
         return self.needed(participants) - self.assumed_dishonest
 
+    def kept_by(self, honest: int, participants: int) -> float:
+        """Standard deviation of the noise in a sum over the promised one, at most 1.
+
+        Args:
+            honest: participants that added their share; none count as one, beside whom nobody's data is in the sum.
+            participants: of the round, by whom the shares were sized.
+        """
+        return min(1.0, math.sqrt(max(1, honest) / self.shares(participants)))
+
     def share(self, deviation: float, participants: int) -> DiscreteGaussian | Skellam:
         """The noise of one participant, of variance ``deviation**2 / shares``.
 

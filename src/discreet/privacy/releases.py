@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from discreet.errors import ConfigError
@@ -152,6 +152,13 @@ class Released:
     def noise_multiplier(self) -> float:
         """Standard deviation of the sum's noise over the L2 norm of one client's contribution."""
         return self.noise.noise_multiplier
+
+    def weakened(self, factor: float) -> Released:
+        """The same release with noise of a standard deviation that is `factor` times as large, above 0."""
+        if factor == 1:
+            return self
+        multiplier = self.noise.noise_multiplier * factor
+        return replace(self, noise=replace(self.noise, noise_multiplier=multiplier))
 
     @property
     def mechanism(self) -> str:
