@@ -11,8 +11,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
 )
 
 from discreet.errors import ConfigError, UserError
+from discreet.terminal import complain, free_folder, print_columns, print_result, round_bar
 
 if TYPE_CHECKING:
     from discreet.data.dataset import Progress as DataProgress
@@ -62,18 +62,18 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
-        _complain(_usage(error))
+        complain(_usage(error))
         code = 2
     except UserError as error:
-        _complain(str(error))
+        complain(str(error))
         code = 2
     except MemoryError as error:
-        _complain(f"not enough memory: {error}")
+        complain(f"not enough memory: {error}")
         code = 1
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:
-        _complain("interrupted")
+        complain("interrupted")
     raise SystemExit(code or 0)
 
 
@@ -87,10 +87,6 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
 def _end_at_once(signum: int, frame: object) -> NoReturn:
     os.write(2, b"discreet: interrupted; what is finished is on disk\n")
     os._exit(130)
-
-
-def _complain(text: str) -> None:
-    print("discreet: " + " ".join(text.split()), file=sys.stderr)
 
 
 def _usage(error: Exception) -> str:
@@ -148,11 +144,11 @@ def run(
 
     changes = [*(settings or ()), *([f"engine.device={device}"] if device else ())]
     chosen = config.load(experiment, changes)
-    folder = out or _free_folder(experiment, resume)
+    folder = out or free_folder(experiment, resume)
     # what a user's own model prints is no part of the JSON
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
-        with to_stderr, _round_bar(hidden=quiet or not sys.stderr.isatty()) as (on_data, on_round):
+        with to_stderr, round_bar(hidden=quiet or not sys.stderr.isatty()) as (on_data, on_round):
             run = simulate(
                 chosen, data_dir=data_dir, out=folder, resume=resume, on_data=on_data, on_round=on_round
             )
@@ -161,12 +157,12 @@ def run(
         again += [f"--device={device}"] if device else []
         again += [f"--data-dir={data_dir}"] if data_dir else []
         again += [f"--out={folder}", "--resume"]
-        _complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
+        complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
         raise SystemExit(130) from None
     if as_json:
         print(json.dumps(run.result, indent=1))
     elif not quiet:
-        _print_result(run.result, folder)
+        print_result(run.result, folder)
 
 
 @app.command()
@@ -174,7 +170,7 @@ def presets() -> None:
     """List the built-in experiments."""
     from discreet import config
 
-    _print_columns([("preset", "what it is"), *config.presets().items()])
+    print_columns([("preset", "what it is"), *config.presets().items()])
 
 
 @app.command()
@@ -236,12 +232,12 @@ def audit(
     several = len(sources) > 1
     folder = out or (Path("audits") if several else None)
     if folder is None and not (Path(sources[0]) / "config.toml").is_file():
-        folder = _free_folder(sources[0], False)
+        folder = free_folder(sources[0], False)
     hidden = quiet or not sys.stderr.isatty()
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
         with to_stderr, ExitStack() as shown:
-            on_data, on_round = shown.enter_context(_round_bar(hidden=hidden))
+            on_data, on_round = shown.enter_context(round_bar(hidden=hidden))
 
             def on_audit(name: str, number: int, count: int) -> None:
                 shown.close()  # a terminal shows one thing at a time
@@ -264,7 +260,7 @@ def audit(
                 made = audits.audit(sources[0], out=folder, **how)
     except KeyboardInterrupt:
         again = f"; to go on, the same command with --out={shlex.quote(str(folder))}" if folder else ""
-        _complain(f"interrupted, finished rounds are kept{again}")
+        complain(f"interrupted, finished rounds are kept{again}")
         raise SystemExit(130) from None
     if as_json:
         print(json.dumps(records if several else made.record, indent=1))
@@ -273,13 +269,13 @@ def audit(
     elif several:
         for table in (audits.compared_rows(records), audits.other_rows(records)):
             if len(table) > 1:
-                _print_columns(table)
+                print_columns(table)
                 print()
         print(f"wrote {folder}")
     else:
         for name, entry in made.record["audits"].items():
             print(f"{name} ({entry['party']}): {entry['summary']}")
-            _print_columns(audits.rows(entry))
+            print_columns(audits.rows(entry))
             print()
         for name, reason in made.record["unfit"].items():
             print(f"{name}: left out, {reason}")
@@ -315,7 +311,7 @@ def reproduce(
             print(json.dumps(listing, indent=1))
         else:
             rows = [tuple(map(str, _table_row(file))) for file in found]
-            _print_columns([("table", "what it compares", "source", "runs"), *rows])
+            print_columns([("table", "what it compares", "source", "runs"), *rows])
         return
     file = tables.find(name)
 
@@ -323,7 +319,7 @@ def reproduce(
         cell: tables.Cell, number: int, count: int
     ) -> AbstractContextManager[tuple[DataProgress, OnRound]]:
         title = f"{number}/{count} {cell.name}: round"
-        return _round_bar(hidden=quiet or not sys.stderr.isatty(), title=title)
+        return round_bar(hidden=quiet or not sys.stderr.isatty(), title=title)
 
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
@@ -331,7 +327,7 @@ def reproduce(
             made = tables.reproduce(file, quick=quick, out=out, data_dir=data_dir, watch=watch)
     except KeyboardInterrupt:
         again = tables.command(file, quick=quick, out=out, data_dir=data_dir)
-        _complain(f"interrupted, finished runs and rounds are kept; to go on: {again}")
+        complain(f"interrupted, finished runs and rounds are kept; to go on: {again}")
         raise SystemExit(130) from None
     if as_json:
         print(json.dumps(made.record, indent=1))
@@ -424,9 +420,9 @@ def plan(
     if as_json:
         print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
         return
-    _print_columns(made.rows())
+    print_columns(made.rows())
     print()
-    _print_columns(made.traffic_rows())
+    print_columns(made.traffic_rows())
     print(f"\n{made.statement}")
     for warning in made.warnings:
         print(f"Warning: {warning}")
@@ -452,7 +448,7 @@ def data(context: typer.Context, data_dir: DataDir = None) -> None:
         train, test = (f"{count:,}" if count is not None else "-" for count in (found.train, found.test))
         place = str(found.path or f"not found: discreet data fetch {found.name}")
         rows.append((found.name, train, test, place))
-    _print_columns(rows)
+    print_columns(rows)
     print("Your own table or images: data.name = table | images, data.path = FILE. See docs/guide.md.")
 
 
@@ -480,102 +476,7 @@ def fetch(
         try:
             files = download(name, data_dir or before, on_progress=on_progress)
         except KeyboardInterrupt:
-            _complain("interrupted; the same command goes on with the download")
+            complain("interrupted; the same command goes on with the download")
             raise SystemExit(130) from None
     for file in files:
         print(file)
-
-
-def _free_folder(experiment: str, resume: bool) -> Path:
-    """The run folder where none is named: runs/NAME, or runs/NAME-2, and so on; the last one to resume."""
-    name = Path(experiment).stem
-    taken = None
-    for number in range(1, 100_000):
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not folder.exists():
-            return taken if resume and taken else folder
-        taken = folder
-    raise ConfigError("--out", None, f"a folder: runs/{name}-... are all taken")
-
-
-@contextmanager
-def _round_bar(*, hidden: bool, title: str = "round") -> Iterator[tuple[DataProgress, OnRound]]:
-    """A progress bar of the data that is read, then of rounds, with accuracy, time a round and time left."""
-    columns = (
-        TextColumn(title, markup=False),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True) as bar:
-        task = bar.add_task("", total=None, figures="preparing")
-        figures = ""
-
-        def reading(done: int, total: int, what: str) -> None:
-            bar.update(task, figures=f"reading {what}" + (f" {done / total:.0%}" if total else ""))
-
-        def show(metrics: dict[str, Any], rounds: int) -> None:
-            nonlocal figures
-            if metrics.get("accuracy") is not None:
-                figures = f"accuracy {metrics['accuracy']:.2%}"
-            elif metrics.get("loss") is not None:
-                figures = f"loss {metrics['loss']:.4g}"
-            bar.update(
-                task,
-                completed=metrics["round"],
-                total=rounds,
-                figures=f"{figures}  {metrics['seconds']:.2f} s a round",
-            )
-
-        yield reading, show
-
-
-def _print_result(result: dict[str, Any], folder: Path) -> None:
-    """A short table of a finished run."""
-    rows = {
-        "scheme": f"{result['scheme']} on {result['dataset']}, {result['model']}",
-        "parameters": f"{result['parameters']:,}",
-        "participants": f"{result['participants']:,}, {result['rounds']} rounds",
-        "final": f"{_figures(result['final'])} (round {result['final']['round']})",
-        "best": f"{_figures(result['best'])} (round {result['best']['round']})",
-    }
-    if "worst" in result:
-        rows["worst"] = f"{_figures(result['worst'])} (of the participants' models)"
-    if result["adversary"]:
-        under = dict(result["adversary"])
-        attack, malicious = under.pop("attack"), under.pop("malicious")
-        figures = [f"{name.replace('_', ' ')} {value:.2%}" for name, value in under.items()]
-        rows["adversary"] = ", ".join([f"{attack}, {malicious:,} malicious", *figures])
-    if result["dropped_updates"]:
-        rows["dropped"] = (
-            f"{result['dropped_updates']:,} updates that were NaN or infinite; see metrics.jsonl"
-        )
-    if result["privacy"]:
-        spent = result["privacy"]
-        epsilon = "no bound" if spent["epsilon"] is None else f"epsilon {spent['epsilon']:.3g}"
-        rows["privacy"] = (
-            f"{epsilon}, delta {spent['delta']:g} ({spent['adjacency']}, one {spent['unit']}), "
-            f"noise multiplier {spent['noise_multiplier']:.4g}, sums: {result['secure']}"
-        )
-    if result["notes"]:
-        rows["note"] = "; ".join(result["notes"])
-    rows |= {
-        "uplink": f"{result['bits_per_parameter']:.4g} bits a parameter, {result['uplink_bytes'] / 1e6:,.1f} MB",
-        "downlink": f"{result['downlink_bytes'] / 1e6:,.1f} MB",
-        "time": f"{result['seconds_per_round']:.3g} s a round",
-        "run folder": f"{folder} (to see it: {shlex.join(['discreet', 'report', str(folder)])})",
-    }
-    _print_columns(list(rows.items()))
-
-
-def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows of text in columns that line up."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _figures(scores: dict[str, Any]) -> str:
-    loss = "no test rows" if scores["loss"] is None else f"loss {scores['loss']:.4f}"
-    return loss if scores["accuracy"] is None else f"accuracy {scores['accuracy']:.2%}, {loss}"

@@ -33,10 +33,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from discreet.checked import plain
-from discreet.config import STRICT, parse
+from discreet.config import parse
 from discreet.errors import ConfigError, UserError
 from discreet.names import did_you_mean
 from discreet.reproduce.wants import Want
+from discreet.sections import STRICT
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
