@@ -28,6 +28,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/ring.py
 	$(BIN)/python benchmarks/confined.py
 	$(BIN)/python benchmarks/lossless.py
+	$(BIN)/python benchmarks/adversary.py
 
 clean:
 	rm -rf .venv

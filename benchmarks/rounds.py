@@ -23,7 +23,8 @@ from discreet import preparation
 from discreet.cohort import Examples
 from discreet.data.dataset import Dataset
 from discreet.errors import DataError
-from discreet.simulation import sample, simulate
+from discreet.sampling import sample
+from discreet.simulation import simulate
 
 STEPS, BATCH, RATE, CLIENTS = 30, 10, 0.215, 1000
 
