@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet.randomness import SERVER, Seeded, SystemRandom
+from discreet.randomness import SERVER, Keyed, Seeded, SystemRandom
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLACES = st.tuples(INT64, INT64, INT64, st.text(max_size=8))
@@ -87,3 +87,17 @@ def test_system_words_are_fresh():
     assert one.shape == (100,) and one.dtype == np.uint64
     assert not set(one.tolist()) & set(other.tolist())
     assert not hasattr(source, "stream")
+
+
+def test_keyed_streams_repeat_under_their_key_and_differ_under_any_other():
+    one, other = Keyed(bytes(32)), Keyed(bytes(31) + b"\1")
+    assert np.array_equal(one.words(2, 4, "coins", 8), Keyed(bytes(32)).words(2, 4, "coins", 8))
+    keys = {source.key(*place) for source in (one, other) for place in [(1, 2, "a"), (2, 1, "a"), (1, 2, "b")]}
+    assert len(keys) == 6
+    assert Seeded(0).key(1, 2, "a") not in keys
+
+
+def test_a_key_is_32_bytes_and_is_not_printed():
+    with pytest.raises(ValueError, match="32 bytes"):
+        Keyed(bytes(31))
+    assert "171" not in repr(Keyed(b"\xab" * 32)) and "ab" not in repr(Keyed(b"\xab" * 32)).lower()

@@ -28,12 +28,13 @@ from rich.progress import (
 )
 
 from discreet.errors import ConfigError, UserError
+from discreet.federation import commands as federation
 from discreet.terminal import complain, free_folder, print_columns, print_result, round_bar
 
 if TYPE_CHECKING:
     from discreet.data.dataset import Progress as DataProgress
+    from discreet.progress import OnRound
     from discreet.reproduce import TableFile
-    from discreet.simulation import OnRound
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+federation.add_to(app)
 
 DataDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")

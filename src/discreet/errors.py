@@ -9,6 +9,7 @@ The tree::
         ModelError
         RunFolderError(path, expected)
         Diverged(round, cause)           the run folder keeps the last good round
+      RunAborted(round, attempts, cause)   a round between sites failed again and again; resumable likewise
       ProtocolError
         LocalProtocolError               we broke the rules: a bug of ours
         RemoteProtocolError(peer, round, field)   a peer broke them: it is dropped, by name
@@ -104,6 +105,20 @@ class Diverged(UserError):
     def __init__(self, round: int, cause: str, last: Mapping[str, Any] | None = None) -> None:
         self.round, self.cause, self.last = round, cause, last or {}
         super().__init__(f"diverged in round {round}: {cause}")
+
+
+class RunAborted(UserError):
+    """A round between sites failed in every attempt; the run can be resumed from the round before it.
+
+    Attributes:
+        round: the round, counted from 1.
+        attempts: how often it was tried.
+        cause: what went wrong in the last attempt, and at which sites.
+    """
+
+    def __init__(self, round: int, attempts: int, cause: str) -> None:
+        self.round, self.attempts, self.cause = round, attempts, cause
+        super().__init__(f"round {round} failed {attempts} times ({cause}): see to the sites, and resume")
 
 
 class ProtocolError(DiscreetError):

@@ -182,8 +182,19 @@ def summarise(
     best: Best | None,
     ledger: Ledger,
     parallel: Map = map,
+    *,
+    simulated: bool = True,
 ) -> dict[str, Any]:
-    """The contents of ``result.json``."""
+    """The contents of ``result.json``.
+
+    Args:
+        federation: of the run.
+        history: the metrics of all rounds.
+        best: the best round of those that were evaluated.
+        ledger: what was released.
+        parallel: maps over pieces of the work.
+        simulated: whether all parties' private values are known here; without it the figures that take them are left out.
+    """
     experiment, count = federation.experiment, federation.task.parameters
     evaluated = [line for line in history if "loss" in line]
     last = evaluated[-1]
@@ -214,7 +225,7 @@ def summarise(
     }
     if "worst_loss" in last:
         result["worst"] = {"accuracy": last["worst_accuracy"], "loss": last["worst_loss"]}
-    if isinstance(federation.scheme, Described):
+    if simulated and isinstance(federation.scheme, Described):
         result |= federation.scheme.constants(federation.task, len(history), parallel)
     if isinstance(federation.scheme, Measured):
         result |= federation.scheme.summed_up(history)

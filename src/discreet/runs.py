@@ -7,6 +7,7 @@
 | ``checkpoint.safetensors`` | the state after a round | atomically; it says itself of which round it is |
 | ``state.json`` | where the run stands, for people and programs to read | after each checkpoint |
 | ``result.json`` | the result | at the end, atomically |
+| ``federation.json`` | between sites: which run it is, and how often its server has started | at each start, atomically |
 
 Atomically means: into a hidden file beside it, which then takes its name. A kill may leave such a hidden file; it
 counts for nothing, and the next run in the folder removes it.
@@ -37,8 +38,12 @@ from discreet.errors import RunFolderError
 
 CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
 CHECKPOINT, STATE = "checkpoint.safetensors", "state.json"
+PARTICIPANTS = "federation.json"
 
-TEMPORARY = {name: f".{name}.tmp" for name in (CONFIG, METRICS, RESULT, CHECKPOINT, STATE)}
+PARTIES = ".federation"
+"""The folder in which the parties of a federation on one machine keep what is theirs; it is no part of the run."""
+
+TEMPORARY = {name: f".{name}.tmp" for name in (CONFIG, METRICS, RESULT, CHECKPOINT, STATE, PARTICIPANTS)}
 """The hidden files into which the others are written first."""
 
 MAY_DIFFER = {"rounds", "engine.device", "engine.workers"}
@@ -322,7 +327,7 @@ def _contents(path: Path) -> set[str]:
     """The names in a folder, but for those that do not count."""
     if not path.is_dir():
         raise RunFolderError(path, "is a file: expected a folder, new or empty; give another --out")
-    return {file.name for file in path.iterdir()} - set(TEMPORARY.values())
+    return {file.name for file in path.iterdir()} - {PARTIES, *TEMPORARY.values()}
 
 
 @contextmanager

@@ -16,70 +16,50 @@ Stated rules, the same in every scheme:
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from discreet import preparation
-from discreet.cohort import Examples
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset, no_progress
 from discreet.data.dataset import Progress as DataProgress
 from discreet.data.partition import Partition
-from discreet.errors import ConfigError, Diverged, RunFolderError
-from discreet.evaluation import Evaluation, Map
+from discreet.errors import ConfigError, Diverged
+from discreet.evaluation import Map
 from discreet.losses import Loss
 from discreet.preparation import Federation
-from discreet.privacy.releases import NOTHING, Ledger
-from discreet.results import Best, Run, so_far, summarise
+from discreet.privacy.releases import Ledger
+from discreet.progress import (
+    Metrics,
+    OnRound,
+    Outcome,
+    Progress,
+    beginning,
+    checkpoint,
+    is_over,
+    measured,
+    patience_is_over,
+    restored,
+    settled,
+)
+from discreet.results import Run, so_far, summarise
 from discreet.rounds import play_round
-from discreet.runs import CHECKPOINT, Checkpoint, RunFolder, check_out, open_run
+from discreet.runs import CHECKPOINT, Checkpoint, check_out, open_run
 from discreet.sampling import attend
-from discreet.schemes.base import Confined, Measured, releases_a_round
+from discreet.schemes.base import Confined
 from discreet.sums import Tally, answer, check_releases
 from discreet.view import View
 from discreet.watching import Witness
-
-Metrics = dict[str, Any]
-
-
-class OnRound(Protocol):
-    """Called after every round, as to draw a progress bar."""
-
-    def __call__(self, metrics: Metrics, rounds: int) -> None:
-        """The round's metrics, and how many rounds there will be at most."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Progress:
-    """A run after some round.
-
-    Attributes:
-        round: the last round that was played.
-        state: the server's.
-        kept: what participants keep for themselves, by their numbers.
-        best: the best round so far.
-        waiting: evaluations since the best one.
-        ledger: what was released.
-    """
-
-    round: int
-    state: Any
-    kept: dict[int, Tensor]
-    best: Best | None
-    waiting: int = 0
-    ledger: Ledger = NOTHING
 
 
 def simulate(
@@ -129,19 +109,19 @@ def simulate(
     check_releases(federation)
     witness = Witness(federation, watch) if watch else None
     opened = nullcontext() if out is None else open_run(Path(out), experiment, resume=resume)
-    with opened as folder, _workers(experiment) as parallel:
-        progress, history = _start(federation, folder)
-        while not _is_over(federation, progress) and not _patience_is_over(experiment, progress):
+    with opened as folder, workers(experiment) as parallel:
+        progress, history = beginning(federation, folder)
+        while not is_over(federation, progress) and not patience_is_over(experiment, progress):
             try:
                 progress, metrics = _round(federation, progress, parallel, witness)
             except Diverged as error:
-                found = _measured(federation, progress, parallel)
+                found = measured(federation, progress, parallel)
                 last = so_far(federation, progress.round, found, progress.best)
                 raise Diverged(error.round, error.cause, last) from None
             history.append(metrics)
             if folder:
                 folder.append(metrics)
-                folder.save(_checkpoint(federation, progress))
+                folder.save(checkpoint(federation, progress))
             if on_round:
                 on_round(metrics, experiment.rounds)
         result = summarise(federation, history, progress.best, progress.ledger, parallel)
@@ -155,7 +135,7 @@ def simulate(
         network=federation.task.learner.network,
         vector=vector,
         best_vector=progress.best.vector if progress.best else vector,
-        checkpoint=_checkpoint(federation, progress),
+        checkpoint=checkpoint(federation, progress),
         confined=partial(federation.scheme.confined, federation.task, progress.state)
         if isinstance(federation.scheme, Confined)
         else None,
@@ -215,93 +195,12 @@ def observe(federation: Federation, saved: Checkpoint | None, watch: Sequence[st
     rare = replace(federation.experiment, eval_every=2**62, rounds=2**62)
     unjudged, kept = replace(federation, experiment=rare, releases=None), progress.kept
     states, ledgers = {}, {}
-    with _workers(federation.experiment) as parallel:
+    with workers(federation.experiment) as parallel:
         for _ in range(rounds):
             states[progress.round + 1] = progress.state
             ledgers[progress.round + 1] = progress.ledger
             progress, _ = _round(unjudged, progress, parallel, witness)
     return Observed(witness.views(), states, kept, ledgers)
-
-
-def _is_over(federation: Federation, progress: Progress) -> bool:
-    """Whether all rounds are played, or one more would pass the privacy budget."""
-    if progress.round >= federation.experiment.rounds:
-        return True
-    if federation.releases is None:
-        return False
-    one_more = progress.ledger.releases + releases_a_round(federation.scheme, federation.task)
-    return one_more > federation.releases
-
-
-def _patience_is_over(experiment: Experiment, progress: Progress) -> bool:
-    return 0 < experiment.patience <= progress.waiting
-
-
-def _start(federation: Federation, folder: RunFolder | None) -> tuple[Progress, list[Metrics]]:
-    """Where the run stands: at its beginning, or at the folder's checkpoint."""
-    beginning = Progress(0, federation.scheme.init(federation.task), {}, None)
-    if folder is None:
-        return beginning, []
-    saved, progress = folder.load(), beginning
-    if saved is not None:
-        try:
-            progress = restored(federation, folder.path, beginning.state, saved)
-        except (KeyError, TypeError, ValueError) as error:
-            raise folder.damaged(error) from None
-    # only now, when nothing is left to refuse, is the folder changed
-    history = folder.metrics(progress.round)
-    folder.adopt(federation.experiment)
-    folder.unfinish()
-    return progress, history
-
-
-def restored(federation: Federation, path: Path, state: Any, saved: Checkpoint) -> Progress:
-    """Where a run stands that is saved at `path`; `state` is the scheme's first one.
-
-    Raises:
-        RunFolderError: it was made with other data, or another model, than there is now.
-        KeyError, TypeError, ValueError: something is missing, or of the wrong kind.
-    """
-    if saved.facts["data"] != federation.fingerprint:
-        raise RunFolderError(
-            path,
-            "was made with other training data, or with another partition of it: give another --out",
-        )
-    device = federation.task.learner.device
-    tensors = {name: tensor.to(device) for name, tensor in saved.tensors.items()}
-    found = {field.name: tensors[f"state.{field.name}"] for field in fields(state)}
-    for name, tensor in found.items():
-        wanted = getattr(state, name)
-        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
-            raise RunFolderError(
-                path,
-                f"was made with another model ({name} of shape {tuple(tensor.shape)} there and "
-                f"{tuple(wanted.shape)} here): give another --out",
-            )
-    facts = saved.facts
-    kept = {int(client): row for client, row in zip(facts["kept"], tensors.get("kept", ()), strict=True)}
-    best = Best.restored(facts["best"], tensors.get("best")) if facts["best"] else None
-    ledger = Ledger.from_facts(facts["ledger"])
-    return Progress(saved.round, replace(state, **found), kept, best, int(facts["waiting"]), ledger)
-
-
-def _checkpoint(federation: Federation, progress: Progress) -> Checkpoint:
-    state = progress.state
-    tensors = {f"state.{field.name}": getattr(state, field.name) for field in fields(state)}
-    clients = sorted(progress.kept)
-    if clients:
-        tensors["kept"] = torch.stack([progress.kept[client] for client in clients])
-    best = progress.best
-    if best is not None and best.vector is not None:
-        tensors["best"] = best.vector.clone()  # often the state's own vector, which is saved already
-    facts = {
-        "data": federation.fingerprint,
-        "kept": clients,
-        "best": best.facts() if best else None,
-        "waiting": progress.waiting,
-        "ledger": progress.ledger.to_facts(),
-    }
-    return Checkpoint(progress.round, tensors, facts)
 
 
 def _round(
@@ -328,128 +227,27 @@ def _round(
     except StopIteration as end:
         state = end.value
     seconds = time.perf_counter() - started
-    if tally.diverged:
-        raise Diverged(
-            number,
-            f"the updates of all {len(tally.dropped)} clients are NaN or infinite; {_remedy(federation)}",
-        )
-    for field in fields(state):
-        if not getattr(state, field.name).isfinite().all():
-            raise Diverged(number, f"the model became NaN or infinite; {_remedy(federation)}")
-    metrics: Metrics = {
-        "round": number,
-        "participants": len(tally.accepted),
-        "empty": len(tally.empty),
-        "lost": there.lost,
-        "dropped": [str(client) for client in sorted(tally.dropped)],
-        "seconds": seconds,
-        "uplink_bytes": tally.uplink,
-        "downlink_bytes": tally.downlink,
-        "train_loss": tally.loss(),
-    }
-    if infiltration is not None:
-        metrics["malicious"] = len(tally.accepted & malicious)
-    if isinstance(scheme, Measured) and state is not progress.state:
-        metrics |= scheme.figures(state)
-    if task.modular and task.promise is None:
-        metrics["saturated"] = tally.saturated
-    ledger = progress.ledger
-    if task.promise is not None:
-        metrics["released"] = tally.released
-        release = scheme.release(task).weakened(_noise_kept(federation, tally, len(there.drawn)))
-        ledger = ledger.add(release, tally.released * releases_a_round(scheme, task))
-    elif not tally.released:
-        metrics["released"] = False  # too few were left to unmask the sum
-    after = replace(progress, round=number, state=state, kept=kept, ledger=ledger)
-    if number % experiment.eval_every == 0 or _is_over(federation, after):
-        after = _evaluate(federation, after, metrics, parallel)
-    return after, metrics
-
-
-def _noise_kept(federation: Federation, tally: Tally, drawn: int) -> float:
-    """Of the deviation of the noise that a round's sum promises, the part that is there; 1 where nobody leaves noise out.
-
-    Of several sums, the one that all malicious clients of the round may be in.
-    """
-    promise, infiltration = federation.task.promise, federation.infiltration
-    if promise is None or infiltration is None or not infiltration.adversary.omit_noise:
-        return 1.0
-    there, cheating = len(tally.accepted), len(tally.accepted & tally.malicious)
-    return promise.kept_by(there // promise.groups - cheating, drawn // promise.groups)
-
-
-def _remedy(federation: Federation) -> str:
-    rates = [
-        f"scheme.{name} (now {value})"
-        for name, value in vars(federation.scheme).items()
-        if name in ("learning_rate", "server_learning_rate")
-    ]
-    if federation.infiltration is not None:
-        rates.append(
-            f"adversary.boost (now {federation.infiltration.adversary.boost}), if the attack is not to win"
-        )
-    return "lower " + " or ".join(rates)
-
-
-def _measure(federation: Federation, progress: Progress, parallel: Map) -> Callable[[Examples], Evaluation]:
-    """Tells how good the models of a round are on some examples."""
-    return partial(
-        federation.scheme.evaluate, federation.task, progress.state, progress.kept, parallel=parallel
+    played = Outcome(state, kept, tally, len(there.drawn), there.lost, seconds)
+    return settled(
+        federation, progress, played, lambda after: measured(federation, after, parallel), parallel
     )
 
 
-def _measured(federation: Federation, progress: Progress, parallel: Map) -> Evaluation:
-    """How good they are on the test set, and how far malicious clients have got."""
-    measure = _measure(federation, progress, parallel)
-    found = measure(federation.test)
-    if federation.infiltration is None:
-        return found
-    figures = federation.infiltration.yardstick.figures(found, measure)
-    return replace(found, extras={**found.extras, **figures})
-
-
-def _evaluate(federation: Federation, progress: Progress, metrics: Metrics, parallel: Map) -> Progress:
-    """Evaluate after a round, add the figures to its metrics, and keep the best model."""
-    scheme = federation.scheme
-    started = time.perf_counter()
-    judged = found = _measured(federation, progress, parallel)
-    if federation.holdout is not None:
-        judged = _measure(federation, progress, parallel)(federation.holdout)
-        metrics |= {"holdout_accuracy": judged.accuracy, "holdout_loss": judged.loss}
-    for one in (found, judged):
-        if one.loss is not None and not math.isfinite(one.loss):
-            raise Diverged(progress.round, f"the loss is {one.loss}; {_remedy(federation)}")
-    metrics |= {
-        "accuracy": found.accuracy,
-        "loss": found.loss,
-        "evaluation_seconds": time.perf_counter() - started,
-        **found.extras,
-    }
-    if found.worst_loss is not None:
-        metrics |= {"worst_accuracy": found.worst_accuracy, "worst_loss": found.worst_loss}
-    best = progress.best
-    if best is None or best.is_beaten_by(judged):
-        return replace(
-            progress, best=Best(progress.round, found, judged, scheme.vector(progress.state)), waiting=0
-        )
-    return replace(progress, waiting=progress.waiting + 1)
-
-
 @contextmanager
-def _workers(experiment: Experiment) -> Iterator[Map]:
+def workers(experiment: Experiment) -> Iterator[Map]:
     """A parallel map whose results come in order and which runs only a little ahead of its reader."""
-    workers = int(experiment.engine.workers)
+    count = int(experiment.engine.workers)
     threads = torch.get_num_threads()
     torch.set_num_threads(experiment.engine.threads)
     try:
-        if workers == 1:
+        if count == 1:
             yield map
             return
         # a new thread has a number of its own
         threads_of_one = experiment.engine.threads
-        with ThreadPoolExecutor(workers, "discreet", torch.set_num_threads, (threads_of_one,)) as pool:
+        with ThreadPoolExecutor(count, "discreet", torch.set_num_threads, (threads_of_one,)) as pool:
             try:
-                yield partial(_map, pool, workers + 1)
+                yield partial(_map, pool, count + 1)
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise

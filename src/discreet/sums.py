@@ -25,7 +25,7 @@ from discreet.privacy.promise import Promise
 from discreet.privacy.releases import FixedSize
 from discreet.rounds import Ask
 from discreet.sampling import Attendance, grouped, how_sampled
-from discreet.schemes.base import Contribution, Fused, Scope, Total, groups_of
+from discreet.schemes.base import Contribution, Fused, Phase, Scope, Total, groups_of
 from discreet.secure.groups import accumulate, decode, encode, lifted, wire_bytes, zeros
 from discreet.secure.masking import (
     STAGES,
@@ -164,17 +164,22 @@ def answer(
     came, totals, released = iter(parallel(contribute, [stack for own in stacks for stack in own])), [], False
     for number, (one, own) in enumerate(zip(groups, stacks, strict=True)):
         tally.released = True
-        totals.append(_summed(federation, ask, one, number, islice(came, len(own)), kept, tally, arrived))
+        totals.append(summed(federation, ask, one, number, islice(came, len(own)), kept, tally, arrived))
         released |= tally.released
     if phase.groups == 1:
         return totals[0]
     tally.released = released  # one sum that is seen is a release
+    return side_by_side(phase, totals)
+
+
+def side_by_side(phase: Phase, totals: Sequence[Total]) -> Total:
+    """The totals of a round's groups as one, of those whose sums were released."""
     seen = [total for total in totals if total.count]
     values = torch.stack([total.values for total in seen]) if seen else zeros(phase.group, (0, phase.length))
     return Total(values, sum(total.count for total in seen))
 
 
-def _summed(
+def summed(
     federation: Federation,
     ask: Ask,
     there: Attendance,
@@ -243,7 +248,7 @@ def _shared_sum(federation: Federation, ask: Ask, groups: int) -> SharedSum | No
         groups,
         phase.length,
         phase.common,
-        federation.task.randomness,
+        federation.task.hidden,
         ask.round,
         f"simulation {ask.round} {phase.name}".encode(),
     )
@@ -295,7 +300,7 @@ def _masked(
             ring.bits,
             threshold=graph.threshold,
             degree=graph.degree,
-            randomness=federation.task.randomness,
+            randomness=federation.task.hidden,
             dropouts=dropouts,
             minimum_survivors=max(2, graph.clients - graph.dropped),  # for fewer, the graph was not planned
             cohort=there.drawn.tolist(),

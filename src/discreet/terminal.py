@@ -16,7 +16,7 @@ from discreet.errors import ConfigError
 
 if TYPE_CHECKING:
     from discreet.data.dataset import Progress as DataProgress
-    from discreet.simulation import OnRound
+    from discreet.progress import OnRound
 
 
 def complain(text: str) -> None:

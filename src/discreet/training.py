@@ -32,7 +32,7 @@ from discreet.errors import ConfigError
 from discreet.gradients import LaneGradient, LayeredGradient, Path, lane_gradient
 from discreet.losses import Loss
 from discreet.network import Network
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 
 OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -174,7 +174,7 @@ class Batches:
 
 
 def draw_batches(
-    plan: LocalTraining, cohort: Cohort, lanes: int, randomness: Seeded, augment: FlipCrop | None = None
+    plan: LocalTraining, cohort: Cohort, lanes: int, randomness: Seeded | Keyed, augment: FlipCrop | None = None
 ) -> Batches:
     """Draw the batches of a cohort of at most `lanes` clients, padded to `lanes`."""
     batch = min(plan.batch_size or cohort.capacity, cohort.capacity) or 1
@@ -240,7 +240,7 @@ def train(
     plan: LocalTraining,
     start: Tensor,
     cohort: Cohort,
-    randomness: Seeded,
+    randomness: Seeded | Keyed,
     uphill: NDArray[np.bool_] | None = None,
 ) -> Trained:
     """Train every client of a cohort from `start`.
@@ -270,7 +270,7 @@ def _train_stack(
     gradient: LaneGradient,
     start: Tensor,
     cohort: Cohort,
-    randomness: Seeded,
+    randomness: Seeded | Keyed,
     uphill: NDArray[np.bool_] | None,
 ) -> Trained:
     """Train at most `learner.lanes` clients side by side."""
@@ -343,7 +343,7 @@ def _stepper(
 
 
 def mean_gradients(
-    learner: Learner, vector: Tensor, cohort: Cohort, randomness: Seeded, batch_size: int = 0
+    learner: Learner, vector: Tensor, cohort: Cohort, randomness: Seeded | Keyed, batch_size: int = 0
 ) -> Trained:
     """Each client's mean gradient at `vector`, over a batch or over all of its examples.
 
@@ -393,7 +393,7 @@ def means(
     length: int,
     vector: Tensor,
     cohort: Cohort,
-    randomness: Seeded,
+    randomness: Seeded | Keyed,
     batch_size: int = 0,
 ) -> Trained:
     """What `add` gives for each client, meant over a batch or over all of its examples.
@@ -428,7 +428,7 @@ def _mean_stack(
     length: int,
     vector: Tensor,
     cohort: Cohort,
-    randomness: Seeded,
+    randomness: Seeded | Keyed,
     batch_size: int,
 ) -> Trained:
     lanes, network = learner.lanes, learner.network

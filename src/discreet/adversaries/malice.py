@@ -18,7 +18,7 @@ from torch import Tensor
 from discreet.adversaries.settings import Adversary
 from discreet.cohort import Cohort
 from discreet.errors import LocalProtocolError
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 from discreet.training import Trained
 
 Work = Callable[[Cohort, NDArray[np.bool_]], Trained]
@@ -45,7 +45,7 @@ class Malice:
         return np.isin(cohort.ids, self.clients)
 
     def pretended(
-        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded, memory: dict[str, Any]
+        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded | Keyed, memory: dict[str, Any]
     ) -> Trained:
         """What the clients of a cohort say that their training gave.
 
@@ -72,7 +72,7 @@ class Malice:
             return trained
         return with_rows(trained, cohort, lanes, trained.changes[lanes] * self.adversary.boost)
 
-    def forged(self, gradients: Tensor, cohort: Cohort, randomness: Seeded, shares: Tensor) -> Tensor:
+    def forged(self, gradients: Tensor, cohort: Cohort, randomness: Seeded | Keyed, shares: Tensor) -> Tensor:
         """Gradients, shape (K, length), with those that malicious clients send in place of theirs.
 
         Args:
@@ -123,7 +123,7 @@ class Malice:
             noise[lanes] = 0
         return integers, noise
 
-    def _each(self, work: Work, cohort: Cohort, lanes: NDArray[np.bool_], randomness: Seeded) -> Trained:
+    def _each(self, work: Work, cohort: Cohort, lanes: NDArray[np.bool_], randomness: Seeded | Keyed) -> Trained:
         """Everybody's update, with what each malicious client makes of its own."""
         uphill = lanes & (self.adversary.attack == "gradient-ascent")
         found, lie = work(cohort, uphill), _LIES.get(self.adversary.attack)
@@ -133,7 +133,7 @@ class Malice:
         return with_rows(found, cohort, lanes, rows)
 
     def _remembered(
-        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded, memory: dict[str, Any]
+        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded | Keyed, memory: dict[str, Any]
     ) -> Tensor:
         gang = cohort.accomplices
         if gang is None:
@@ -147,7 +147,7 @@ class Malice:
         memory["common update"] = (start, cohort.round, gang.ids, common)
         return common
 
-    def _agreed(self, work: Work, gang: Cohort, randomness: Seeded) -> Tensor:
+    def _agreed(self, work: Work, gang: Cohort, randomness: Seeded | Keyed) -> Tensor:
         """The update that all malicious clients of a round send, shape (n,); NaN where none has a finite one."""
         own = self._each(work, gang, np.ones(len(gang), dtype=np.bool_), randomness)
         rows = own.changes[own.accepted]
@@ -189,21 +189,21 @@ def unsuspicious(participants: int, malicious: int) -> float:
     return NormalDist().inv_cdf(1 - supporters / honest) if honest > 2 * supporters else 0.0
 
 
-Lie = Callable[[Tensor, Sequence[int], int, Seeded], Tensor]
+Lie = Callable[[Tensor, Sequence[int], int, Seeded | Keyed], Tensor]
 """(honest updates (M, n), clients' numbers, round, streams) -> updates that they send instead."""
 
 
-def _opposite(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded) -> Tensor:
+def _opposite(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded | Keyed) -> Tensor:
     return -rows
 
 
-def _random(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded) -> Tensor:
+def _random(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded | Keyed) -> Tensor:
     streams = (randomness.stream(round, client, "random update") for client in clients)
     normal = np.stack([stream.standard_normal(rows.shape[1], dtype=np.float32) for stream in streams])
     return torch.from_numpy(normal).to(rows)
 
 
-def _nothing(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded) -> Tensor:
+def _nothing(rows: Tensor, clients: Sequence[int], round: int, randomness: Seeded | Keyed) -> Tensor:
     return torch.zeros_like(rows)
 
 

@@ -20,8 +20,8 @@ from discreet.data.dataset import Progress as DataProgress
 from discreet.data.dataset import no_progress
 from discreet.errors import ConfigError
 from discreet.plots import LIGHT, line_style
+from discreet.progress import OnRound
 from discreet.runs import CONFIG, write_whole
-from discreet.simulation import OnRound
 
 RECORD, TABLE, ROC = "audits.json", "audits.md", "membership-roc.png"
 

@@ -181,7 +181,7 @@ class _Bench:
                 gradient,
                 self.picture,
                 labels,
-                self.federation.task.randomness,
+                self.federation.task.common,
                 steps=self.steps,
             )
         tried = [self._judged(attack, one, truth, count) for attack, one in made.items() if one is not None]

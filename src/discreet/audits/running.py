@@ -19,10 +19,11 @@ from discreet.errors import ConfigError, RunFolderError
 from discreet.losses import Loss
 from discreet.names import did_you_mean
 from discreet.preparation import Federation
+from discreet.progress import OnRound
 from discreet.results import versions
 from discreet.runs import CONFIG, Checkpoint, read_checkpoint, write_whole
 from discreet.sampling import attend
-from discreet.simulation import OnRound, observe, simulate
+from discreet.simulation import observe, simulate
 from discreet.view import Party
 
 AUDIT = "audit.json"

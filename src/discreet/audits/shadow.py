@@ -79,7 +79,7 @@ def _trained(case: Case, start: Tensor, pool: Examples, level: float, share: flo
     count, passes = (QUICK_SHADOWS, QUICK_PASSES) if case.quick else (SHADOWS, PASSES)
     held = balanced(count, len(pool), task.randomness.stream(0, SERVER, "audit shadows"))
     # another seed: the batches of a run are nobody's to know
-    streams = replace(task.randomness, seed=task.randomness.key(0, SERVER, "audit shadow training") >> 65)
+    streams = replace(task.common, seed=task.common.key(0, SERVER, "audit shadow training") >> 65)
     models = shadow_models(learner, TRAINING, start, pool, held, streams)
     return as_confident(learner, models, pool, held, level, share, passes)
 

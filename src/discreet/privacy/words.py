@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-from discreet.randomness import Seeded
+from discreet.randomness import Seeded, SystemRandom
 
 _ZEROS = memoryview(bytes(1 << 16))
 """What a stream cipher is given to encrypt for its key stream, a piece at a time."""
@@ -62,6 +62,11 @@ class SystemWords:
         if self._process != os.getpid():
             self._process, self._stream = os.getpid(), _key_stream(os.urandom(32))
         return _next_words(self._stream, count)
+
+
+def words_of(source: Seeded | SystemRandom, round: int, client: int) -> SeededWords | SystemWords:
+    """The words that a client draws its noise of a round from; only `Seeded` looks at which round and client."""
+    return SeededWords(source, round, client) if isinstance(source, Seeded) else SystemWords()
 
 
 def _key_stream(key: bytes) -> CipherContext:

@@ -16,12 +16,13 @@ from discreet.data.dataset import Progress, no_progress
 from discreet.data.named import named_sets
 from discreet.data.places import find, roots
 from discreet.errors import ConfigError, DataError, Diverged, ModelError, RunFolderError
+from discreet.progress import OnRound
 from discreet.report import read_run, write_report
 from discreet.reproduce.cells import Cell, cells
 from discreet.reproduce.record import markdown, record
 from discreet.reproduce.tables import TableError, TableFile
 from discreet.runs import CONFIG, MAY_DIFFER, RESULT, check_out, write_whole
-from discreet.simulation import OnRound, simulate
+from discreet.simulation import simulate
 
 OUT = Path("reproductions")
 """Where tables are written if no folder is named."""

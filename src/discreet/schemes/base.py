@@ -21,10 +21,11 @@ from torch import Tensor
 from discreet.adversaries.malice import Malice
 from discreet.adversaries.settings import Misdeed
 from discreet.cohort import Cohort, Examples, Grid
+from discreet.errors import LocalProtocolError
 from discreet.evaluation import Evaluation, Map, evaluate
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import Released
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded, SystemRandom
 from discreet.secure.groups import Group
 from discreet.training import Learner, LocalTraining, Trained, mean_gradients, train
 
@@ -64,8 +65,10 @@ class Task:
 
     Attributes:
         learner: the model, the loss and how local gradients are computed.
-        randomness: seeded streams for what need not be secret (batches, coins, initial weights), and in a
-            simulation for the noise too.
+        randomness: a party's own streams, for what it draws anew whenever it is asked for (batches, coins, rounding,
+            its first confined model). In a simulation all parties have the same, and initial weights come from it.
+        secrets: where noise comes from, and whatever else is drawn once and kept from everybody; None for the same.
+        coins: streams that several parties draw alike, of which nothing is secret; None for the same.
         promise: the differential privacy that every round has to give, or None.
         grid: public facts of who holds what; None where a scheme needs none.
         modular: whether sums that may be of real numbers have to be of integers modulo 2^b, to be secure.
@@ -76,13 +79,15 @@ class Task:
     """
 
     learner: Learner
-    randomness: Seeded
+    randomness: Seeded | Keyed
     promise: Promise | None = None
     grid: Grid | None = None
     modular: bool = False
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
     adversary: Malice | None = None
     public: Tensor | None = None
+    secrets: Seeded | SystemRandom | None = None
+    coins: Seeded | None = None
 
     @property
     def parameters(self) -> int:
@@ -91,7 +96,31 @@ class Task:
 
     def initial(self) -> Tensor:
         """The initial parameters, shape (n,), the same for everybody who has the seed."""
-        return self.learner.network.initial(self.randomness).to(self.learner.device)
+        return self.learner.network.initial(self.common).to(self.learner.device)
+
+    @property
+    def common(self) -> Seeded:
+        """The streams that several parties draw alike.
+
+        Raises:
+            LocalProtocolError: the task has none.
+        """
+        found = self.randomness if self.coins is None else self.coins
+        if isinstance(found, Keyed):
+            raise LocalProtocolError("a party with streams of its own was given none in common with others")
+        return found
+
+    @property
+    def hidden(self) -> Seeded | SystemRandom:
+        """Where what is kept from everybody comes from.
+
+        Raises:
+            LocalProtocolError: the task has none.
+        """
+        found = self.randomness if self.secrets is None else self.secrets
+        if isinstance(found, Keyed):
+            raise LocalProtocolError("a party with streams of its own was given no source of secrets")
+        return found
 
     def train(self, plan: LocalTraining, start: Tensor, cohort: Cohort) -> Trained:
         """What clients say that local training from `start`, shape (n,), gave."""
@@ -328,6 +357,26 @@ class Narrowed(Protocol):
         """What one participant is sent of it."""
         ...
 
+    def placed(self, task: Task, payload: Any, participant: int) -> Any:
+        """A payload of which the participant's part is what `sent_to` gave, and the rest is 0."""
+        ...
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """A scheme of which a participant can tell its own model from what it is sent and what it has kept."""
+
+    def own_model(self, task: Task, payload: Any, participant: int, kept: Tensor | None) -> Tensor | None:
+        """The participant's model, shape (n,); None where it has none, or a part of one only.
+
+        Args:
+            task: the participant's.
+            payload: what a round begins with, for this participant.
+            participant: its number.
+            kept: what it has kept.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class GlobalModel:
@@ -360,6 +409,12 @@ class SharedModel:
     def vector(self, state: GlobalModel) -> Tensor | None:
         """The global model's parameters, shape (n,)."""
         return state.vector
+
+    def own_model(
+        self, task: Task, payload: GlobalModel, participant: int, kept: Tensor | None
+    ) -> Tensor | None:
+        """The global model."""
+        return payload.vector
 
     def evaluate(
         self, task: Task, state: GlobalModel, kept: dict[int, Tensor], examples: Examples, parallel: Map

@@ -6,7 +6,7 @@ around the zero vector: whether it could train shows neither in the sum's noise 
 
 What is promised: (epsilon, delta)-differential privacy of everything that is released, for one client's whole data, in
 a run whose participants add their shares and whose sum is secure. In a simulation the noise is seeded: it measures
-accuracy, and protects nobody.
+accuracy, and protects nobody. In a deployment it is the operating system's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from discreet.errors import LocalProtocolError
 from discreet.privacy.modulus import bits_for_sum
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import DiscreteGaussianSum, Noise, Released, Skellam
-from discreet.privacy.words import SeededWords
+from discreet.privacy.words import words_of
 from discreet.schemes.base import Contribution, Task
 from discreet.training import Trained
 
@@ -65,7 +65,7 @@ def noisy(task: Task, integers: Tensor, norm: float, trained: Trained, cohort: C
     usable = trained.accepted.cpu()
     participants = len(cohort) if cohort.participants is None else cohort.participants
     share = promise.share(norm * promise.noise_multiplier, participants)
-    words = [SeededWords(task.randomness, cohort.round, int(client)) for client in cohort.ids]
+    words = [words_of(task.hidden, cohort.round, int(client)) for client in cohort.ids]
     noise = np.stack([share.sample(source, integers.shape[1]) for source in words])
     noises = torch.from_numpy(noise)
     if task.adversary is not None:

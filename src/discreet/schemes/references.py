@@ -59,6 +59,12 @@ class Local(SharedModel, LocalTraining):
         """There is no global model."""
         return None
 
+    def own_model(
+        self, task: Task, payload: GlobalModel, participant: int, kept: Tensor | None
+    ) -> Tensor | None:
+        """What it has trained; before that, the common start."""
+        return payload.vector if kept is None else kept
+
     def evaluate(
         self, task: Task, state: GlobalModel, kept: dict[int, Tensor], examples: Examples, parallel: Map
     ) -> Evaluation:

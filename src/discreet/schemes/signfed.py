@@ -13,7 +13,7 @@ from torch import Tensor
 from discreet.adversaries.settings import Misdeed
 from discreet.checked import plain
 from discreet.cohort import Cohort
-from discreet.randomness import SERVER, Seeded
+from discreet.randomness import SERVER, Keyed, Seeded
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Signs
@@ -59,7 +59,7 @@ class SignFed(SharedModel, ServerStep, LocalTraining):
         return GlobalModel(moved(state.vector, winner, self.step_size(round)))
 
 
-def votes(changes: Tensor, cohort: Cohort, randomness: Seeded) -> Tensor:
+def votes(changes: Tensor, cohort: Cohort, randomness: Seeded | Keyed) -> Tensor:
     """The votes of K clients, shape (K, n), int8 of -1 and +1; a fair coin of the client's own where a change is 0."""
     signs = torch.sign(changes).to("cpu", torch.int8)
     undecided = signs == 0
@@ -69,7 +69,7 @@ def votes(changes: Tensor, cohort: Cohort, randomness: Seeded) -> Tensor:
     return signs
 
 
-def majority(counts: Tensor, randomness: Seeded, round: int) -> Tensor:
+def majority(counts: Tensor, randomness: Seeded | Keyed, round: int) -> Tensor:
     """The sign of each count, int8, shape (n,); a fair coin of the server's for ties."""
     winner = torch.sign(counts).to(torch.int8)
     _toss(winner, winner == 0, randomness.stream(round, SERVER, "ties"))

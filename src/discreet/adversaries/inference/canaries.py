@@ -24,7 +24,7 @@ from torch import Tensor
 
 from discreet.adversaries.malice import Malice, Work, with_rows
 from discreet.cohort import Cohort
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 from discreet.training import Trained
 
 CONFIDENCE = 0.95
@@ -49,7 +49,7 @@ class Canaries(Malice):
     size: float
 
     def pretended(
-        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded, memory: dict[str, Any]
+        self, work: Work, start: Tensor, cohort: Cohort, randomness: Seeded | Keyed, memory: dict[str, Any]
     ) -> Trained:
         """See `discreet.adversaries.malice.Malice.pretended`."""
         found = super().pretended(work, start, cohort, randomness, memory)
@@ -60,7 +60,7 @@ class Canaries(Malice):
         return with_rows(found, cohort, lanes, rows * self.size)
 
 
-def directions(randomness: Seeded, round: int, canaries: NDArray[np.int64], length: int) -> Tensor:
+def directions(randomness: Seeded | Keyed, round: int, canaries: NDArray[np.int64], length: int) -> Tensor:
     """The updates of canaries in a round, of norm 1: float32, shape (canaries, length)."""
     signs = np.empty((len(canaries), length), dtype=np.float32)
     for row, canary in zip(signs, canaries.tolist(), strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.cohort import Cohort, Grid
 from discreet.errors import ConfigError
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 from discreet.schemes.base import Phase
 from discreet.secure.fixed_point import FixedPoint
 
@@ -66,7 +66,7 @@ class Fixed:
         return scale
 
     def encode(
-        self, phase: Phase, values: Tensor, cohort: Cohort, randomness: Seeded
+        self, phase: Phase, values: Tensor, cohort: Cohort, randomness: Seeded | Keyed
     ) -> tuple[Tensor, Tensor]:
         """Numbers rounded up or down at random, without bias.
 

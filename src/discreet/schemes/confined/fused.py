@@ -17,7 +17,7 @@ from torch import Tensor
 from discreet.cohort import Cohort, Grid
 from discreet.evaluation import Map
 from discreet.schemes.base import Task
-from discreet.schemes.confined.heads import Strip, add_blocks, busiest_first, heads, strips_of
+from discreet.schemes.confined.heads import Space, Strip, add_blocks, busiest_first, heads, strips_of
 from discreet.schemes.confined.layout import Layout
 from discreet.schemes.confined.participants import rows_of
 
@@ -99,7 +99,7 @@ def prepare(
     columns, cut = layout.columns, layout.cut
     rows, device = grid.rows, task.learner.device
     pieces, length = layout.pieces, layout.piece
-    whole = rows_of(cohort.select(slice(0, None, columns)), layout.padded, grid.examples, 0, task.randomness)
+    whole = rows_of(cohort.select(slice(0, None, columns)), layout.padded, grid.examples, 0, task.common)
     indices = whole.indices.view(rows * pieces, length)
     inputs = torch.empty(rows * pieces, length, columns, layout.width)
     shape = (rows * pieces, length, cut.hidden) if joint else (rows, columns, cut.hidden, layout.width)
@@ -185,21 +185,30 @@ def total_gradient(
     by_block = by_block[kept.order]
     above = layout.cut.unflatten(by_upper)
     firsts = layout.cut.unflatten(kept.upper)
-    shape = (*kept.inputs.shape[2:], layout.cut.hidden)
+    shape, cut = (*kept.inputs.shape[2:], layout.cut.hidden), layout.cut
+    single = hidden is not None and cut.layers is not None and len(cut.layers) == 1
 
     def work(job: list[slice]) -> tuple[Tensor, Tensor, list[Tensor]]:
         blocks_sum, upper_sum = displacement.new_zeros(shape), torch.zeros_like(by_upper)
         losses = []
+        space = _space(layout, kept, job) if single else None
         for stack in job:
             # with one piece a row, a stack of pieces is one of rows, and nothing need be gathered
             owner = stack if layout.pieces == 1 else kept.owner[stack]
-            upper = [first[owner] + moved for first, moved in zip(firsts, above, strict=True)]
-            if hidden is not None:
-                own = hidden[stack]
+            pairs = [(first[owner], moved) for first, moved in zip(firsts, above, strict=True)]
+            if hidden is not None and space is not None:
+                found, by_slot = _common(task, layout, kept, stack, pairs, hidden[stack], space, blocks_sum)
             else:
-                blocks = kept.first[owner] + by_block
-                own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
-            losses.append(_add_gradients(task, layout, kept, stack, upper, own, blocks_sum, upper_sum))
+                upper = [first + moved for first, moved in pairs]
+                if hidden is not None:
+                    own = hidden[stack]
+                else:
+                    blocks = kept.first[owner] + by_block
+                    own = torch.matmul(kept.inputs[stack].transpose(1, 2), blocks.transpose(2, 3))
+                found, by_slot = _apart(task, layout, kept, stack, upper, own, blocks_sum)
+            for slot, part in zip(cut.upper, by_slot, strict=True):
+                upper_sum[slot.offset : slot.offset + slot.size] += part.flatten() / kept.inputs.shape[2]
+            losses.append(found)
         return blocks_sum, upper_sum, losses
 
     blocks_total = torch.zeros(shape, dtype=torch.float64, device=displacement.device)
@@ -214,7 +223,66 @@ def total_gradient(
     return blocks.transpose(1, 2).flatten(1), upper_total, torch.cat(losses)
 
 
-def _add_gradients(
+def _space(layout: Layout, kept: Kept, job: list[slice]) -> Space:
+    """Room for the work on a job's stacks, where heads are a single layer."""
+    pieces = slice(job[0].start, job[-1].stop)
+    most = max(stack.stop - stack.start for stack in job)
+    outputs = layout.cut.upper[0].shape[0]
+    return Space.of(kept.inputs[pieces], outputs, layout.cut.hidden, kept.strips[pieces], most)
+
+
+def _common(
+    task: Task,
+    layout: Layout,
+    kept: Kept,
+    stack: slice,
+    upper: list[tuple[Tensor, Tensor]],
+    hidden: Tensor,
+    space: Space,
+    blocks_sum: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of one stack, where heads are a single layer on common activations; the blocks' are added in place.
+
+    Args:
+        task: the task.
+        layout: who holds which part.
+        kept: from `prepare`.
+        stack: R pieces.
+        upper: each slot's first parameters, shape (R, columns, *shape), and how far they have moved.
+        hidden: pre-activations, shape (R, B, hidden).
+        space: of the worker.
+        blocks_sum: shape (columns, width, hidden); products in this order are the faster ones.
+
+    Returns:
+        The pieces' losses, shape (R,), and gradients of each slot, summed up over pieces and columns.
+    """
+    inputs, cut = kept.inputs[stack], layout.cut
+    rows, _, columns, _ = inputs.shape
+    turned = [(first.transpose(1, 2), moved.unsqueeze(1)) for first, moved in upper]
+    (layer,) = cut.layers or ()
+    weight = torch.add(*turned[layer.weight], out=space.weight[:rows])
+    bias = None if layer.bias is None else torch.add(*turned[layer.bias])
+    active = hidden.relu() if cut.relu else hidden
+    passed = active.sign() if cut.relu else None
+    targets, weights = kept.targets[stack], kept.weights[stack]
+    found = heads(task.learner.loss, weight, bias, active, targets, weights, space.outputs[:rows])
+    if columns == 1:
+        below = space.below[: active.numel()].view_as(active)
+        torch.bmm(found.by_outputs[:, :, 0].transpose(1, 2), weight[:, :, 0], out=below)
+        if passed is not None:
+            below.mul_(passed)
+        blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))
+    else:
+        for one, strips in enumerate(kept.strips[stack]):
+            mask = None if passed is None else passed[one]
+            add_blocks(strips, found.by_outputs[one], weight[one], mask, space, blocks_sum)
+    by_upper = [found.by_weight] * len(upper)
+    if layer.bias is not None:
+        by_upper[layer.bias] = found.by_bias
+    return found.losses, by_upper
+
+
+def _apart(
     task: Task,
     layout: Layout,
     kept: Kept,
@@ -222,9 +290,8 @@ def _add_gradients(
     upper: list[Tensor],
     hidden: Tensor,
     blocks_sum: Tensor,
-    upper_sum: Tensor,
-) -> Tensor:
-    """Add one stack's gradients to the sums of a job; returns its pieces' losses, shape (R,).
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of one stack, participant by participant; the blocks' are added in place.
 
     Args:
         task: the task.
@@ -233,90 +300,24 @@ def _add_gradients(
         stack: R pieces.
         upper: each slot's parameters, shape (R, columns, *shape).
         hidden: pre-activations, shape (R, B, hidden), or (R, columns, B, hidden) where participants use their own.
-        blocks_sum: shape (columns, width, hidden); products in this order are the faster ones.
-        upper_sum: shape (upper_size,).
+        blocks_sum: shape (columns, width, hidden).
+
+    Returns:
+        As `_common`.
     """
     inputs, targets, weights = kept.inputs[stack], kept.targets[stack], kept.weights[stack]
     rows, examples, columns = inputs.shape[:3]
-    cut = layout.cut
-    if hidden.dim() == 3 and cut.layers is not None and len(cut.layers) == 1:
-        (layer,) = cut.layers
-        active = hidden.relu() if cut.relu else hidden
-        weight = upper[layer.weight]
-        bias = None if layer.bias is None else upper[layer.bias]
-        found = heads(task.learner.loss, weight, bias, active, targets, weights)
-        losses, by_upper = found.losses, [found.by_weight] * len(upper)
-        if layer.bias is not None:
-            by_upper[layer.bias] = found.by_bias
-        if columns == 1:
-            below = torch.bmm(found.by_outputs[:, 0].transpose(1, 2), weight[:, 0])
-            if cut.relu:
-                below.mul_(active > 0)
-            blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))
-        else:
-            for one, strips in enumerate(kept.strips[stack]):
-                mask = (active[one] > 0).to(active) if cut.relu else None
-                add_blocks(strips, found.by_outputs[one], weight[one], mask, blocks_sum)
-    else:
-        lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
-        every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
-        every_weights = weights.unsqueeze(1).expand(-1, columns, -1).flatten(0, 1)
-        gradients, by_hidden, lane_losses = cut.gradients(
-            task.learner.loss,
-            lanes.flatten(0, 1),
-            [part.flatten(0, 1) for part in upper],
-            every_targets,
-            every_weights,
-        )
-        by_upper = [one.sum(0) for one in gradients]
-        losses = lane_losses.view(rows, columns).mean(1)
-        for own, below in zip(inputs, by_hidden.view(rows, columns, examples, cut.hidden), strict=True):
-            blocks_sum.baddbmm_(own.permute(1, 2, 0).contiguous(), below)
-    for slot, part in zip(cut.upper, by_upper, strict=True):
-        upper_sum[slot.offset : slot.offset + slot.size] += part.flatten() / columns
-    return losses
-
-
-def right_and_losses(
-    task: Task,
-    layout: Layout,
-    blocks: Tensor,
-    upper: Tensor,
-    wanted: Tensor,
-    values: Tensor,
-    targets: Tensor,
-    joint: bool,
-) -> tuple[list[int], Tensor]:
-    """How many examples participants of a row get right, and their sums of losses.
-
-    Args:
-        task: the task.
-        layout: who holds which part.
-        blocks: the row's, shape (columns, hidden, width).
-        upper: shape (columns, upper_size).
-        wanted: columns of the participants in question, shape (W,).
-        values: flat inputs, shape (B, features).
-        targets: shape (B, ...).
-        joint: whether the row predicts from common pre-activations.
-
-    Returns:
-        Counts, and losses of shape (W,).
-    """
-    cut, loss = layout.cut, task.learner.loss
-    inputs = layout.inputs(values)
-    if joint:
-        hidden = inputs.flatten(1) @ blocks.transpose(0, 1).flatten(1).T
-        outputs = cut.outputs(hidden, cut.unflatten(upper[wanted])).expand(len(wanted), -1, -1)
-    else:
-        hidden = torch.matmul(inputs.transpose(0, 1)[wanted], blocks[wanted].transpose(1, 2))
-        outputs = torch.cat(
-            [
-                cut.outputs(one, cut.unflatten(own))
-                for one, own in zip(hidden, upper[wanted].unsqueeze(1), strict=True)
-            ]
-        )
-    every = targets.unsqueeze(0).expand(len(outputs), *targets.shape)
-    found = loss(outputs.flatten(0, 1), every.flatten(0, 1)).view(len(outputs), -1)
-    classes = targets.dim() == 1
-    right = (outputs.argmax(-1) == every).sum(1).tolist() if classes else [0] * len(outputs)
-    return right, found.sum(1, dtype=torch.float64)
+    lanes = hidden if hidden.dim() == 4 else hidden.unsqueeze(1).expand(-1, columns, -1, -1)
+    every_targets = targets.unsqueeze(1).expand(-1, columns, *targets.shape[1:]).flatten(0, 1)
+    every_weights = weights.unsqueeze(1).expand(-1, columns, -1).flatten(0, 1)
+    gradients, by_hidden, lane_losses = layout.cut.gradients(
+        task.learner.loss,
+        lanes.flatten(0, 1),
+        [part.flatten(0, 1) for part in upper],
+        every_targets,
+        every_weights,
+    )
+    losses = lane_losses.view(rows, columns).mean(1)
+    for own, below in zip(inputs, by_hidden.view(rows, columns, examples, layout.cut.hidden), strict=True):
+        blocks_sum.baddbmm_(own.permute(1, 2, 0).contiguous(), below)
+    return losses, [one.sum(0) for one in gradients]

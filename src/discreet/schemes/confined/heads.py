@@ -16,7 +16,7 @@ from torch import Tensor
 from discreet.gradients import loss_gradient
 from discreet.losses import Loss, cross_entropy
 
-IN_CACHE = 1 << 18
+IN_CACHE = 1 << 17
 """Numbers that are worked on at once where each participant of a row has its own: more would go through memory."""
 
 WORTH_PICKING = 0.75
@@ -37,11 +37,54 @@ class Strip:
 
 
 @dataclass(frozen=True, eq=False)
+class Space:
+    """Room for one worker's numbers, used again for stack after stack: memory that is fresh costs as much as the work.
+
+    Outputs come before columns, so that each output's numbers are neighbours.
+
+    Attributes:
+        weight: of the heads, shape (R, outputs, columns, hidden), for as many pieces as a stack has at most.
+        outputs: shape (R, outputs, columns, B).
+        below: gradients by the first layer's outputs, of as many numbers as any strip has.
+        passed: likewise, 1 where these are passed on and 0 elsewhere, for strips with picked examples.
+    """
+
+    weight: Tensor
+    outputs: Tensor
+    below: Tensor
+    passed: Tensor
+
+    @classmethod
+    def of(
+        cls, inputs: Tensor, outputs: int, hidden: int, strips: Sequence[Sequence[Strip]], pieces: int
+    ) -> Space:
+        """Room for stacks of some pieces.
+
+        Args:
+            inputs: of all, shape (P, B, columns, width).
+            outputs: of a head.
+            hidden: outputs of the first layer.
+            strips: of the pieces in question; empty where there is one column.
+            pieces: in a stack at most (R).
+        """
+        examples, columns = inputs.shape[1:3]
+        every = [strip for piece in strips for strip in piece]
+        sizes = [strip.inputs[:, 0].numel() for strip in every] or [pieces * examples]
+        picked = [strip.picked.numel() for strip in every if strip.picked is not None]
+        return cls(
+            inputs.new_empty(pieces, outputs, columns, hidden),
+            inputs.new_empty(pieces, outputs, columns, examples),
+            inputs.new_empty(max(sizes) * hidden),
+            inputs.new_empty(max(picked, default=0) * hidden),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Heads:
     """What R pieces' participants, `columns` each, give by their outputs.
 
     Attributes:
-        by_outputs: gradients, shape (R, columns, outputs, B).
+        by_outputs: gradients, shape (R, outputs, columns, B).
         by_weight: their sum over everybody by the layer's weight, shape (outputs, hidden).
         by_bias: the same by its bias, shape (outputs,).
         losses: the sums of the weighted losses, mean over columns, shape (R,).
@@ -92,72 +135,90 @@ def strips_of(inputs: Tensor, hidden: int) -> list[Strip]:
 
 
 def heads(
-    loss: Loss, weight: Tensor, bias: Tensor | None, active: Tensor, targets: Tensor, weights: Tensor
+    loss: Loss,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    space: Tensor,
 ) -> Heads:
     """Outputs of all participants' heads, and gradients by them.
 
     Args:
         loss: one loss an example.
-        weight: shape (R, columns, outputs, hidden).
-        bias: shape (R, columns, outputs), or None.
+        weight: shape (R, outputs, columns, hidden).
+        bias: shape (R, outputs, columns), or None.
         active: common activations, shape (R, B, hidden).
         targets: shape (R, B, ...).
         weights: of the examples, shape (R, B).
+        space: for the outputs, shape (R, outputs, columns, B).
     """
-    rows, columns, outputs, _ = weight.shape
+    rows, outputs, columns, _ = weight.shape
     examples = active.shape[1]
-    together, turned = weight.flatten(1, 2), active.transpose(1, 2)
+    together, turned, flat = weight.flatten(1, 2), active.transpose(1, 2), space.flatten(1, 2)
     if bias is None:
-        found = torch.bmm(together, turned)
+        torch.bmm(together, turned, out=flat)
     else:
-        found = torch.baddbmm(bias.flatten(1).unsqueeze(2), together, turned)
-    found = found.view(rows, columns, outputs, examples)
+        torch.baddbmm(bias.flatten(1).unsqueeze(2), together, turned, out=flat)
     if loss is cross_entropy:
-        delta, losses = _cross_entropy(found, targets, weights)
+        delta, losses = _cross_entropy(space, targets, weights)
     else:
-        spread = found.transpose(2, 3).reshape(rows, columns * examples, outputs)
+        spread = space.permute(0, 2, 3, 1).reshape(rows, columns * examples, outputs)
         repeated = targets.repeat(1, columns, *(1,) * (targets.dim() - 2))
         delta, losses = loss_gradient(loss, spread, repeated, weights.repeat(1, columns))
-        delta = delta.view(rows, columns, examples, outputs).transpose(2, 3)
-    summed = delta.sum(1)
+        delta = space.copy_(delta.view(rows, columns, examples, outputs).permute(0, 3, 1, 2))
+    summed = delta.sum(2)
     by_weight = torch.bmm(summed, active).sum(0)
     return Heads(delta, by_weight, summed.sum((0, 2)), losses / columns)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """`loss_gradient` of cross-entropy for outputs of shape (R, columns, outputs, B)."""
-    place = targets[:, None, None].expand(-1, outputs.shape[1], -1, -1)
-    delta = outputs.softmax(2)
-    # the largest probability cannot underflow, as that of the target can
-    above = outputs.amax(2) - outputs.gather(2, place).squeeze(2) - delta.amax(2).log_()
-    losses = (above.sum(1) * weights).sum(1)
-    delta.scatter_add_(2, place, delta.new_full((1, 1, 1, 1), -1.0).expand_as(place))
-    return delta.mul_(weights[:, None, None]), losses
+    """`loss_gradient` of cross-entropy for outputs of shape (R, outputs, columns, B), which are overwritten."""
+    place = targets[:, None, None]
+    right = outputs.gather(1, place.expand(-1, -1, outputs.shape[2], -1)).squeeze(1)
+    largest = outputs.amax(1)
+    # less the largest, so that the sum of the powers is 1 or more
+    powers = outputs.sub_(largest.unsqueeze(1)).exp_()
+    sums = powers.sum(1)
+    losses = (largest.sub_(right).add_(sums.log()).sum(1) * weights).sum(1)
+    truth = outputs.new_zeros(len(outputs), outputs.shape[1], 1, outputs.shape[3])
+    truth.scatter_(1, place, -weights[:, None, None])
+    by_sums = torch.div(weights.unsqueeze(1), sums, out=sums)
+    return torch.addcmul(truth, powers, by_sums.unsqueeze(1), out=powers), losses
 
 
 def add_blocks(
-    strips: Sequence[Strip], by_outputs: Tensor, weight: Tensor, mask: Tensor | None, blocks_sum: Tensor
+    strips: Sequence[Strip],
+    by_outputs: Tensor,
+    weight: Tensor,
+    passed: Tensor | None,
+    space: Space,
+    blocks_sum: Tensor,
 ) -> None:
     """Add a piece's gradients of the first layer.
 
     Args:
         strips: the piece's inputs.
-        by_outputs: shape (columns, outputs, B).
-        weight: shape (columns, outputs, hidden).
-        mask: 1 where the first layer's outputs are passed on and 0 elsewhere, shape (B, hidden); None for everywhere.
+        by_outputs: shape (outputs, columns, B).
+        weight: shape (outputs, columns, hidden).
+        passed: 1 where the first layer's outputs are passed on and 0 elsewhere, shape (B, hidden); None for everywhere.
+        space: of the worker.
         blocks_sum: shape (columns, width, hidden).
     """
-    outputs, hidden = weight.shape[1:]
+    outputs, _, hidden = weight.shape
     sizes = [len(strip.inputs) for strip in strips]
-    space = weight.new_empty(max(strip.inputs[:, 0].numel() for strip in strips) * hidden)
-    parts = zip(strips, *(torch.split(one, sizes) for one in (by_outputs, weight, blocks_sum)), strict=True)
-    for strip, above, own, added in parts:
+    split = (torch.split(by_outputs, sizes, 1), torch.split(weight, sizes, 1), torch.split(blocks_sum, sizes))
+    for strip, above, own, added in zip(strips, *split, strict=True):
         columns, _, examples = strip.inputs.shape
-        below = space[: columns * examples * hidden].view(columns, examples, hidden)
-        picked = strip.picked
+        count = columns * examples * hidden
+        below, mask, picked = space.below[:count].view(columns, examples, hidden), passed, strip.picked
         if picked is not None:
-            above = above.gather(2, picked.unsqueeze(1).expand(-1, outputs, -1))
-        torch.bmm(above.transpose(1, 2), own, out=below)
+            above = above.gather(2, picked.expand(outputs, -1, -1))
+        torch.bmm(above.permute(1, 2, 0), own.transpose(0, 1), out=below)
+        if mask is not None and picked is not None:
+            mine = space.passed[:count].view(-1, hidden)
+            mask = torch.index_select(mask, 0, picked.flatten(), out=mine).view_as(below)
         if mask is not None:
-            below.mul_(mask if picked is None else mask.index_select(0, picked.flatten()).view_as(below))
+            below.mul_(mask)
         added.baddbmm_(strip.inputs, below)

@@ -14,7 +14,6 @@ from discreet.cohort import Examples, Grid
 from discreet.evaluation import PIECE, Evaluation, Map, combined
 from discreet.evaluation import evaluate as evaluate_model
 from discreet.schemes.base import Task
-from discreet.schemes.confined import fused
 from discreet.schemes.confined.layout import Layout
 from discreet.schemes.confined.steps import Displacement
 
@@ -81,7 +80,7 @@ def evaluate(
             piece = torch.arange(first, min(first + PIECE, len(examples)), device=blocks.device)
             values, targets = examples.gather(piece)
             flat = values.flatten(1).to(torch.float32)
-            some, loss = fused.right_and_losses(task, layout, blocks, upper, places, flat, targets, joint)
+            some, loss = _right_and_losses(task, layout, blocks, upper, places, flat, targets, joint)
             right = [one + other for one, other in zip(right, some, strict=True)]
             losses += loss.cpu()
         if len(places) < len(wanted):
@@ -100,3 +99,48 @@ def evaluate(
         float(losses.max()),
         extras,
     )
+
+
+def _right_and_losses(
+    task: Task,
+    layout: Layout,
+    blocks: Tensor,
+    upper: Tensor,
+    wanted: Tensor,
+    values: Tensor,
+    targets: Tensor,
+    joint: bool,
+) -> tuple[list[int], Tensor]:
+    """How many examples participants of a row get right, and their sums of losses.
+
+    Args:
+        task: the task.
+        layout: who holds which part.
+        blocks: the row's, shape (columns, hidden, width).
+        upper: shape (columns, upper_size).
+        wanted: columns of the participants in question, shape (W,).
+        values: flat inputs, shape (B, features).
+        targets: shape (B, ...).
+        joint: whether the row predicts from common pre-activations.
+
+    Returns:
+        Counts, and losses of shape (W,).
+    """
+    cut, loss = layout.cut, task.learner.loss
+    inputs = layout.inputs(values)
+    if joint:
+        hidden = inputs.flatten(1) @ blocks.transpose(0, 1).flatten(1).T
+        outputs = cut.outputs(hidden, cut.unflatten(upper[wanted])).expand(len(wanted), -1, -1)
+    else:
+        hidden = torch.matmul(inputs.transpose(0, 1)[wanted], blocks[wanted].transpose(1, 2))
+        outputs = torch.cat(
+            [
+                cut.outputs(one, cut.unflatten(own))
+                for one, own in zip(hidden, upper[wanted].unsqueeze(1), strict=True)
+            ]
+        )
+    every = targets.unsqueeze(0).expand(len(outputs), *targets.shape)
+    found = loss(outputs.flatten(0, 1), every.flatten(0, 1)).view(len(outputs), -1)
+    classes = targets.dim() == 1
+    right = (outputs.argmax(-1) == every).sum(1).tolist() if classes else [0] * len(outputs)
+    return right, found.sum(1, dtype=torch.float64)

@@ -192,12 +192,30 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         own = torch.cat([every[:, first : first + layout.block], every[:, blocks:]], dim=1)
         return replace(payload, displacements=own)
 
+    def placed(self, task: Task, payload: Payload, participant: int) -> Payload:
+        """The displacements with those of other columns at 0, which the participant does not look at."""
+        layout = self.layout(task)
+        if layout is None or layout.columns == 1:
+            return payload
+        own = payload.displacements
+        whole = own.new_zeros(len(own), layout.length)
+        first = participant % layout.columns * layout.block
+        whole[:, first : first + layout.block] = own[:, : layout.block]
+        whole[:, layout.columns * layout.block :] = own[:, layout.block :]
+        return replace(payload, displacements=whole)
+
+    def own_model(self, task: Task, payload: Payload, participant: int, kept: Tensor | None) -> Tensor | None:
+        """The participant's confined model, where it holds a whole one."""
+        if _grid(task).columns > 1:
+            return None
+        return self._at(task, payload.displacements[0], participant)
+
     def _seen(self, task: Task, payload: Payload, cohort: Cohort) -> Tensor:
         """The displacement that each participant has got to, shape (length,) or (K, length)."""
         if not self.max_delay:
             return payload.displacements[0]
         most = min(self.max_delay, cohort.round - 1)
-        streams = (task.randomness.stream(cohort.round, row, "delay") for row in cohort.row.tolist())
+        streams = (task.common.stream(cohort.round, row, "delay") for row in cohort.row.tolist())
         return payload.displacements[[int(stream.integers(most + 1)) for stream in streams]]
 
     def _first(self, task: Task, participant: int, length: int) -> Tensor:
@@ -233,7 +251,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         if layout is None:
             return self._whole(task, payload, cohort)
         examples = _grid(task).examples
-        rows = participants.rows_of(cohort, layout.padded, examples, self.batch_size, task.randomness)
+        rows = participants.rows_of(cohort, layout.padded, examples, self.batch_size, task.common)
         mine = participants.held(
             task, layout, self._own(task), self._seen(task, payload, cohort), cohort, rows
         )
@@ -294,13 +312,17 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         Raises:
             ConfigError: there is no such participant, or it holds a part of a network only.
         """
-        layout, grid = self.layout(task), _grid(task)
+        grid = _grid(task)
         if not isinstance(participant, int) or not 0 <= participant < grid.participants:
             raise ConfigError("participant", participant, f"0 to {grid.participants - 1}")
         if grid.columns > 1:
             raise ConfigError("participant", participant, "data split by rows alone: here each holds a part")
-        own = self.draw(task.randomness, participant, task.parameters).to(state.displacement.device)
-        own = own + state.displacement
+        return self._at(task, state.displacement, participant)
+
+    def _at(self, task: Task, displacement: Tensor, participant: int) -> Tensor:
+        """A participant's confined model, of whole rows, at a displacement: in the network's order, shape (n,)."""
+        layout = self.layout(task)
+        own = self.draw(task.randomness, participant, task.parameters).to(displacement.device) + displacement
         return own if layout is None else layout.whole(own)
 
     def release(self, task: Task) -> Released | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from discreet.checked import plain
 from discreet.errors import ConfigError
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 from discreet.training import HYPERPARAMETERS
 
 
@@ -44,7 +44,7 @@ class ConfinedStart:
                 )
 
     def draw(
-        self, randomness: Seeded, participant: int, length: int, purpose: str = "confined model"
+        self, randomness: Seeded | Keyed, participant: int, length: int, purpose: str = "confined model"
     ) -> Tensor:
         """A participant's first confined model.
 

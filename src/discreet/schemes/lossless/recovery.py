@@ -26,7 +26,7 @@ class Removal:
         factors: R, by what gradients are multiplied, shape (n,).
         curved: Q r, shape (n_L,); empty without additive noise.
         coefficients: of the terms: 1, -gamma and ``upsilon = r^T Q r``; likewise.
-        sampled: of the hidden layers' factors those that kappa is measured with, shape (S,).
+        sampled: of the hidden layers' factors those that kappa is measured with, shape (runs, numbers of a run).
     """
 
     layout: Layout
@@ -57,7 +57,7 @@ class Removal:
         curved = curvature.cpu() @ moved
         one = torch.ones(1, dtype=torch.float64)
         coefficients = torch.cat([one, -secret.gamma, (moved @ curved).reshape(1)])
-        sampled = _sample(factors[None, : layout.structure.hidden])[0]
+        sampled = _sample(factors[None, : layout.structure.hidden])[0].contiguous()
         return cls(layout, secret, factors, curved.to(factors), coefficients.to(factors), sampled)
 
 
@@ -106,11 +106,10 @@ def recover(removal: Removal, total: Tensor) -> Recovered:
     gradient *= factors
     if hidden:
         # there noise enters by its square, in the last layer only as it is; the share of a sample is that of all
-        sizes = torch.linalg.vector_norm(_sample(stacked) * removal.sampled, dim=1) @ coefficients.abs()
-        share = math.sqrt(hidden / len(removal.sampled))
-        left = math.hypot(
-            share * float(_sample(gradient[None, :hidden]).norm()), float(gradient[hidden:].norm())
-        )
+        terms = (_sample(stacked) * removal.sampled).flatten(1)
+        sizes = torch.linalg.vector_norm(terms, dim=1) @ coefficients.abs()
+        share = math.sqrt(hidden / removal.sampled.numel())
+        left = math.hypot(share * float((coefficients @ terms).norm()), float(gradient[hidden:].norm()))
     else:
         sizes, share, left = rest.norm() * (1 + removal.curved.norm()), 1.0, float(gradient.norm())
     size = share * float(sizes)
@@ -145,8 +144,8 @@ def rounded(removal: Removal, errors: Tensor, weight: float) -> float:
 
 
 def _sample(rows: Tensor) -> Tensor:
-    """Some places of rows, shape (T, H); of short ones all."""
+    """Some places of rows, shape (T, H), as a view of shape (T, runs, numbers of a run); of short ones all, in one run."""
     count = rows.shape[1] // APART
     if not count:
-        return rows
-    return rows[:, : count * APART].view(len(rows), count, APART)[:, :, :RUN].flatten(1)
+        return rows.unsqueeze(1)
+    return rows[:, : count * APART].view(len(rows), count, APART)[:, :, :RUN]

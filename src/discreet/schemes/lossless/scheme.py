@@ -206,6 +206,12 @@ class Lossless(CommonStep, SharedModel):
         )
         return PerturbedTraining(after.displacement, after.mean, after.square, kappa)
 
+    def own_model(
+        self, task: Task, payload: GlobalModel, participant: int, kept: Tensor | None
+    ) -> Tensor | None:
+        """None: participants are not to have the true model."""
+        return None
+
     def figures(self, state: PerturbedTraining) -> Mapping[str, float]:
         """How much larger the terms of the last round were than the gradient that was recovered from them."""
         return {"kappa": float(state.kappa)}
@@ -231,7 +237,7 @@ class Lossless(CommonStep, SharedModel):
     def _round(self, task: Task, state: GlobalModel, round: int) -> Round:
         """The round's noise and payload: a function of (randomness, round, state), remembered between its two uses."""
         memory: dict[str, Any] = task.scratch.setdefault(repr(self), {})
-        drawn_for = (task.randomness, round)
+        drawn_for = (task.hidden, round)
         remembered = memory.get("round")
         if remembered is not None and remembered[0] == drawn_for and remembered[1] is state.vector:
             found: Round = remembered[2]
@@ -247,12 +253,12 @@ class Lossless(CommonStep, SharedModel):
                 raise ConfigError("scheme.probe", "test", "uniform or normal: there are no test examples")
             return task.public.to(task.learner.device, torch.float64)
         learner = task.learner
-        return probe(task.randomness, learner.shape, learner.device, normal=self.probe == "normal")
+        return probe(task.common, learner.shape, learner.device, normal=self.probe == "normal")
 
     def _made(self, task: Task, vector: Tensor, round: int) -> Round:
-        ready, randomness = self._ready(task), task.randomness
+        ready = self._ready(task)
         structure, m = ready.structure, ready.layout.m
-        noise = draw(structure, m, self.noise, randomness, round)
+        noise = draw(structure, m, self.noise, task.hidden, round)
         # as they are sent: the server's sums must be of the same numbers
         noise = replace(noise, ratios=noise.ratios.to(self.dtype))
         size = 0.0
@@ -267,7 +273,7 @@ class Lossless(CommonStep, SharedModel):
         if task.modular:
             payload = replace(payload, powers=balance.exponents(structure, seen))
             payload = replace(
-                payload, limits=limits(ready, payload, self._probe(task), randomness, self.headroom)
+                payload, limits=limits(ready, payload, self._probe(task), task.common, self.headroom)
             )
         return Round(payload, Removal.of(ready.layout, secret, ratios, groups, ready.curvature))
 

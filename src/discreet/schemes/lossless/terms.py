@@ -122,8 +122,7 @@ def pulled(
     torch.bmm(weight.transpose(1, 2), slope.transpose(1, 2), out=cotangents[:, 0])
     moved = torch.matmul(directions.curved.T, weight)  # (L, m, d)
     along = torch.matmul(directions.groups.T, slope.transpose(1, 2))  # (L, m, B)
-    torch.mul(moved.unsqueeze(3), alpha[:, None, None], out=cotangents[:, 1:-1])
-    cotangents[:, 1:-1] += along.unsqueeze(2)
+    torch.addcmul(along.unsqueeze(2), moved.unsqueeze(3), alpha[:, None, None], out=cotangents[:, 1:-1])
     cotangents[:, -1] = alpha.unsqueeze(1)
     return Terms(
         pull(cotangents),

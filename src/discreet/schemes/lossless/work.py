@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from discreet.cohort import Cohort
-from discreet.randomness import Seeded
+from discreet.randomness import Keyed, Seeded
 from discreet.schemes.base import Contribution
 from discreet.schemes.lossless.bodies import body_of
 from discreet.schemes.lossless.layout import Integers
@@ -17,7 +17,7 @@ from discreet.training import Trained, mean_gradients, means
 
 
 def contributed(
-    ready: Prepared, payload: Perturbed, cohort: Cohort, randomness: Seeded, batch_size: int
+    ready: Prepared, payload: Perturbed, cohort: Cohort, randomness: Seeded | Keyed, batch_size: int
 ) -> Trained:
     """Each participant's mean gradient of the perturbed model, and noise terms.
 

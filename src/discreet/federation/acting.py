@@ -1,0 +1,62 @@
+"""What acts for the site in a folder: ``discreet site FOLDER``, and the relay where that does not run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from discreet.federation.home import Home
+from discreet.federation.resident import Acting, serve
+
+LOG = logging.getLogger(__name__)
+
+
+def open_site(folder: Path) -> Acting:
+    """Load the site in a folder, with torch and all that it needs; it takes seconds.
+
+    Raises:
+        UserError: the folder is no site's, or something in it cannot be read.
+    """
+    home = Home.open(folder)
+    return Acting(home.settings.number, partial(home.answer, home.site()), home.limits.largest_message)
+
+
+def act(folder: Path) -> None:
+    """Act for the site in a folder until SIGTERM or SIGINT; every message is a line of the log.
+
+    Raises:
+        UserError: the folder is no site's, or another process acts for it.
+    """
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        serve(folder, _opened, _log)
+    except KeyboardInterrupt:
+        LOG.info("ends")
+
+
+def main() -> None:
+    """Act for the site in the folder that this process is given."""
+    act(Path(sys.argv[1]))
+
+
+def _opened(folder: Path) -> Acting:
+    one = open_site(folder)
+    LOG.info("acts for site %d in %s", one.number, folder)
+    return one
+
+
+def _log(message: bytes, answer: bytes, seconds: float) -> None:
+    LOG.info("%d bytes in, %d bytes out, %.3f s", len(message), len(answer), seconds)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

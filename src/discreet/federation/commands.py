@@ -1,0 +1,266 @@
+"""The commands of a federation between sites; `add_to` puts them on the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from discreet.errors import ConfigError, MissingExtra
+from discreet.terminal import complain, free_folder, print_columns, print_result, round_bar
+
+ACT = "act"
+"""The command that ``discreet site FOLDER`` means."""
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's own folder.")]
+
+
+class SiteGroup(TyperGroup):
+    """``discreet site FOLDER`` is short for ``discreet site act FOLDER``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that is meant."""
+        known = self.get_command(ctx, args[0]) is not None or args[0].startswith("-")
+        found: tuple[str | None, Any, list[str]] = super().resolve_command(
+            ctx, args if known else [ACT, *args]
+        )
+        return found
+
+
+site_app = typer.Typer(
+    cls=SiteGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A site: act for it, and look after its folder. discreet site FOLDER acts for the site in a folder.",
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the commands on the command line."""
+    app.command()(federate)
+    app.command()(certificates)
+    app.command()(roster)
+    app.command(
+        add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(node)
+    app.add_typer(site_app, name="site")
+
+
+def federate(
+    experiment: Annotated[
+        str, typer.Argument(metavar="FILE.toml|PRESET", help="An experiment; discreet presets lists some.")
+    ],
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many sites.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key, as scheme.learning_rate=0.2; repeatable."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Run folder to write; runs/NAME, or the next free one, if not given."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run folder, from its last finished round.")
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Draw all from the seed, as discreet run does: nothing is secret."),
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json on stdout, and nothing else.")
+    ] = False,
+) -> None:
+    """Run a whole federation on this machine: a server and N sites as processes, over Flower and TLS."""
+    _need_flower()
+    from discreet import config
+    from discreet.federation import local
+
+    chosen = local.between(config.load(experiment, settings or ()), nodes)
+    folder = out or free_folder(experiment, resume)
+    trial = local.Trial(
+        experiment=chosen, sites=nodes, out=folder, resume=resume, rehearse=rehearse, data_dir=data_dir
+    )
+    to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    try:
+        with to_stderr, round_bar(hidden=quiet or not sys.stderr.isatty()) as (_, on_round):
+            result = local.federate(trial, on_round=on_round)
+    except KeyboardInterrupt:
+        again = ["discreet", "federate", experiment, f"--nodes={nodes}"]
+        again += [f"--set={setting}" for setting in settings or ()]
+        again += ["--rehearse"] if rehearse else []
+        again += [f"--data-dir={data_dir}"] if data_dir else []
+        again += [f"--out={folder}", "--resume"]
+        complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
+        raise SystemExit(130) from None
+    except local.FederationFailed as error:
+        complain(str(error))
+        raise SystemExit(1) from None
+    if as_json:
+        print(json.dumps(result, indent=1))
+    elif not quiet:
+        print_result(result, folder)
+
+
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they go; nothing is overwritten.")],
+    server: Annotated[
+        str, typer.Option(metavar="HOST,...", help="Names and addresses by which sites reach the server.")
+    ],
+    sites: Annotated[str, typer.Option(metavar="NAME,...", help="The sites' names.")] = "",
+    days: Annotated[int | None, typer.Option(help="For how long the server's certificate is valid.")] = None,
+) -> None:
+    """Make what a deployment needs: an authority, the server's certificate and identity, a node key for each site."""
+    from discreet.federation.certificates import SERVER_DAYS, make_certificates
+    from discreet.federation.files import NewFile, write_new
+    from discreet.federation.identity import Identity
+
+    identity = Identity.generate()
+    written = make_certificates(folder, _names(server), _names(sites), days=days or SERVER_DAYS)
+    written += write_new({folder / "identity.pem": NewFile(identity.to_pem())})
+    for file in written:
+        print(file)
+    print(f"server: {identity.fingerprint}")
+
+
+def roster(
+    file: Annotated[Path, typer.Argument(metavar="ROSTER", help="The file to write.")],
+    members: Annotated[
+        list[Path], typer.Argument(metavar="MEMBER...", help="What discreet site init wrote at each site.")
+    ],
+    identity: Annotated[Path, typer.Option(metavar="FILE", help="The server's identity.")],
+) -> None:
+    """Make the list of who takes part, of which every party keeps a copy; compare its fingerprints before you do."""
+    from discreet.federation.files import EVERYBODY, NewFile, read, read_text, write_new
+    from discreet.federation.identity import Identity
+    from discreet.federation.roster import Roster
+
+    server = Identity.from_pem(read(identity), identity)
+    head = f'[server]\npublic_key = "{server.public.hex()}"\n\n'
+    made = Roster.from_toml(head + "\n".join(read_text(member) for member in members), file)
+    write_new({file: NewFile(made.to_toml().encode(), EVERYBODY)})
+    _print_roster(made)
+
+
+def node(context: typer.Context) -> None:
+    """Run Flower's SuperNode with shorter waits; the arguments are those of flower-supernode."""
+    _need_flower()
+    from discreet.federation.flower import node as flower
+
+    sys.argv = ["flower-supernode", *context.args]
+    flower.main()
+
+
+@site_app.command(ACT)
+def act(folder: Folder) -> None:
+    """Act for a site: answer what its node hands over, until SIGTERM or Ctrl-C."""
+    from discreet.federation import acting
+
+    acting.act(folder)
+
+
+@site_app.command()
+def init(
+    folder: Folder,
+    number: Annotated[int, typer.Option(min=0, help="The site's number, from 0.")],
+    name: Annotated[str, typer.Option(help="The site's name.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="Where its examples come from: package.module:function, a data set as table, or experiment.",
+        ),
+    ] = "experiment",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="What the source is asked for; repeatable."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
+    ] = None,
+) -> None:
+    """Make a site's folder, with a new identity; edit site.toml and limits.toml in it."""
+    from discreet.federation.files import NewFile, write_new
+    from discreet.federation.home import Home
+    from discreet.federation.roster import Member
+    from discreet.federation.settings import SiteData, SiteSettings
+
+    data = SiteData(source=source, options=_options(options), folder=str(data_dir) if data_dir else None)
+    home = Home.create(folder, SiteSettings(number=number, name=name, data=data))
+    me = Member(number, name, home.identity.public)
+    text = (
+        f"[[site]]\nnumber = {number}\nname = {json.dumps(name)}\n"
+        f'public_key = "{me.public.hex()}"\nfingerprint = "{me.fingerprint}"\n'
+    )
+    (member,) = write_new({folder / "member.toml": NewFile(text.encode())})
+    print(f"site {number}, {name}: {me.fingerprint}")
+    print(f"send {member} to the server's operator; it holds nothing secret")
+
+
+@site_app.command()
+def pin(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(metavar="ROSTER", help="What discreet roster wrote.")],
+) -> None:
+    """Put a roster into a site's folder: from then on it answers that server alone, and knows the other sites."""
+    from discreet.federation.files import read_text
+    from discreet.federation.home import Home
+    from discreet.federation.roster import Roster
+
+    made = Roster.from_toml(read_text(file), file)
+    Home.open(folder).pin(made)
+    _print_roster(made)
+
+
+def _print_roster(made: Any) -> None:
+    rows = [("server", "", _fingerprint(made.server))]
+    rows += [(str(site.number), site.name, site.fingerprint) for site in made.sites]
+    print_columns(rows)
+    print(f"roster: {made.fingerprint}")
+    print("Compare these with the other parties by telephone, not by the mail that brought them.")
+
+
+def _fingerprint(public: bytes) -> str:
+    from discreet.federation.identity import fingerprint
+
+    return fingerprint(public)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _options(settings: list[str] | None) -> dict[str, Any]:
+    """Options of a data source; a value is read as TOML, else as a string."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for setting in settings or ():
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise ConfigError("--option", setting, "KEY=VALUE")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def _need_flower() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise MissingExtra("discreet federate", "between processes", "flower")

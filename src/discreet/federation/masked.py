@@ -1,0 +1,102 @@
+"""The server's side of masked sums, two exchanges a round: keys for the next round travel with this one's messages.
+
+X  work and masked inputs of this sum         + advertised keys of the next
+Y  shares that unmask this sum                + shared keys of the next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from discreet.errors import RoundAborted
+from discreet.federation.parts import Masked, Masking, Told
+from discreet.federation.standing import Plan
+from discreet.secure.masking import STAGES, MaskedTotal, MaskingServer, MaskingTerms, Stage
+
+
+@dataclass(eq=False)
+class MaskedSum:
+    """One masked sum, from its first stage to its total.
+
+    Attributes:
+        serial: of the sum.
+        terms: of the sum.
+        server: collects, and adds up.
+        inbox: what the server answered each site to the last stage; those that go on.
+        aborted: why it cannot go on; empty while it can.
+    """
+
+    serial: int
+    terms: MaskingTerms
+    server: MaskingServer
+    inbox: Mapping[int, bytes] = field(default_factory=dict)
+    aborted: str = ""
+
+    @classmethod
+    def of(cls, serial: int, terms: MaskingTerms, roster: Mapping[int, bytes]) -> MaskedSum:
+        """A sum that is about to begin."""
+        return cls(serial, terms, MaskingServer(terms, roster), dict.fromkeys(terms.cohort, b""))
+
+    def add_stage(self, plan: Plan, stage: Stage) -> None:
+        """Ask those who are still in it for their message of a stage other than that of masked inputs."""
+        terms = self.terms
+        for site, message in self.inbox.items():
+            part = Masking(STAGES.index(stage), terms.round, self.serial, terms.cohort, terms.nonce, message)
+            plan.add(site, part, partial(self.take, site))
+
+    def take(self, site: int, answer: Masked, told: Told | None) -> None:
+        """Take a site's message of the present stage."""
+        if not self.aborted:
+            self.server.collect(site, answer.message)
+
+    def close(self) -> bool:
+        """End the stage; False if the sum cannot go on."""
+        if self.aborted:
+            return False
+        try:
+            self.inbox = self.server.close_stage()
+        except RoundAborted as error:
+            self.inbox, self.aborted = {}, str(error)
+        return not self.aborted
+
+    def total(self) -> MaskedTotal | None:
+        """The sum; None if it cannot be had."""
+        if self.aborted:
+            return None
+        try:
+            return self.server.total()
+        except RoundAborted as error:
+            self.aborted = str(error)
+            return None
+
+
+@dataclass(eq=False)
+class Sums:
+    """The masked sums of one round: one, or one for each of its groups.
+
+    Attributes:
+        round: that they are for.
+        cohort: who takes part, in rising order.
+        sums: those that can be; a group that is too small to hide anybody has none.
+    """
+
+    round: int
+    cohort: tuple[int, ...]
+    sums: Sequence[MaskedSum]
+
+    def add_stage(self, plan: Plan, stage: Stage) -> None:
+        """See `MaskedSum.add_stage`."""
+        for one in self.sums:
+            one.add_stage(plan, stage)
+
+    def close(self) -> bool:
+        """End the stage; False if none of them can go on."""
+        going_on = [one.close() for one in self.sums]
+        return any(going_on)
+
+    @property
+    def aborted(self) -> str:
+        """Why those that cannot go on cannot."""
+        return "; ".join(one.aborted for one in self.sums if one.aborted)

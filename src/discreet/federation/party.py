@@ -1,0 +1,192 @@
+"""What one party of a federation needs to play: the task, with its own data and everybody's public facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet import preparation
+from discreet.config import Experiment
+from discreet.data.dataset import Dataset
+from discreet.data.partition import Partition
+from discreet.errors import ConfigError, LocalProtocolError
+from discreet.preparation import Federation
+from discreet.randomness import Keyed, Seeded, SystemRandom
+from discreet.schemes.base import Narrowed
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Who holds how much of what: public.
+
+    Attributes:
+        sizes: examples of each row.
+        columns: features of each column; empty where everybody has all.
+    """
+
+    sizes: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, partition: Partition) -> Facts:
+        """Those of a partition."""
+        columns = () if partition.columns is None else tuple(tuple(own.tolist()) for own in partition.columns)
+        return cls(tuple(partition.sizes.tolist()), columns)
+
+    @property
+    def sites(self) -> int:
+        """How many there are."""
+        return len(self.sizes) * max(1, len(self.columns))
+
+    def partition(self, held: int) -> Partition:
+        """A partition with these facts for a party that holds `held` examples: of its own row, the right ones."""
+        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        order = np.arange(offsets[-1]) - np.repeat(offsets[:-1], self.sizes)
+        columns = tuple(np.array(own, dtype=np.int64) for own in self.columns) or None
+        return Partition(order % max(1, held), offsets, columns)
+
+
+def check_playable(experiment: Experiment) -> None:
+    """Refuse what makes no sense between real sites.
+
+    Raises:
+        ConfigError: it names the key.
+    """
+    if experiment.scheme.pooled:
+        raise ConfigError(
+            "scheme.name", experiment.scheme_name, "a scheme whose sites keep their data: this one pools it"
+        )
+    if experiment.dropouts.silent:
+        raise ConfigError(
+            "dropouts", experiment.dropouts, "to be left out: real sites drop out by themselves"
+        )
+    if experiment.adversary is not None:
+        raise ConfigError("adversary", experiment.adversary.attack, "to be left out: attacks are simulated")
+    for name in ("model", "loss", "partition"):
+        if name in experiment.given:
+            raise ConfigError("given", experiment.given, "a model and a loss that sites can import by name")
+
+
+def deployed(experiment: Experiment) -> Experiment:
+    """The experiment as sites play it: each alone, so that nothing is stacked unless it is asked for."""
+    engine = experiment.engine
+    lanes = 1 if engine.lanes == "auto" else engine.lanes
+    return replace(experiment, engine=replace(engine, lanes=lanes, workers=1), given=[])
+
+
+def prepared(
+    experiment: Experiment,
+    facts: Facts | None,
+    data: Dataset | None,
+    data_dir: Path | str | None,
+) -> Federation:
+    """A party's federation.
+
+    Args:
+        experiment: resolved, or not.
+        facts: of the sites; None to take those of the experiment's own partition.
+        data: the party's own; None for the data set that the experiment names.
+        data_dir: where that is looked for first.
+
+    Raises:
+        UserError: something cannot be done.
+    """
+    folder = None if data_dir is None else Path(data_dir)
+    if data is None:
+        found = preparation.prepare(experiment, data_dir=folder)
+        if facts is None or Facts.of(found.partition) == facts:
+            return found
+        data = preparation.load_data(experiment, folder)
+    if facts is None:
+        facts = Facts((len(data.train),))
+    found = preparation.prepare(experiment, data=data, partition=facts.partition(len(data.train)))
+    return replace(found, experiment=replace(found.experiment, given=[]))
+
+
+def with_streams(
+    federation: Federation,
+    randomness: Seeded | Keyed,
+    secrets: Seeded | SystemRandom | None,
+) -> Federation:
+    """The same for a party whose random numbers come from elsewhere; what all draw alike is from the seed."""
+    coins = Seeded(federation.experiment.seed)
+    task = replace(federation.task, randomness=randomness, secrets=secrets, coins=coins)
+    return replace(federation, task=task)
+
+
+def template(federation: Federation, participant: int) -> Any:
+    """A payload such as a participant is sent at the beginning of a round: of the shapes and types of all others."""
+    scheme, task = federation.scheme, federation.task
+    payload = scheme.broadcast(task, scheme.init(task), 1)
+    return scheme.sent_to(task, payload, participant) if isinstance(scheme, Narrowed) else payload
+
+
+def written(payload: Any) -> bytes:
+    """The tensors of a payload as they are sent: one after another, each as it lies in memory."""
+    return b"".join(_bytes_of(tensor) for _, tensor in _tensors(payload))
+
+
+def read(data: bytes, like: Any, round: int) -> Any:
+    """The payload in `data`.
+
+    Args:
+        data: what was received.
+        like: a payload of its shapes and types.
+        round: that it is of.
+
+    Raises:
+        LocalProtocolError: it has another length, or numbers that are not finite.
+    """
+    tensors = dict(_tensors(like))
+    if len(data) != sum(tensor.nbytes for tensor in tensors.values()):
+        raise LocalProtocolError("payload: of another length")
+    found: dict[str, Any] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        found[name] = as_tensor(data[at : at + tensor.nbytes], tensor.dtype).view(tensor.shape)
+        found[name] = found[name].to(tensor.device)
+        at += tensor.nbytes
+    if "round" in {field.name for field in fields(like)}:
+        found["round"] = round
+    return replace(like, **found)
+
+
+def as_tensor(data: bytes, dtype: torch.dtype) -> Tensor:
+    """Numbers as they lie in memory, shape (count,).
+
+    Raises:
+        LocalProtocolError: the bytes do not come out even, or a number is not finite.
+    """
+    if len(data) % dtype.itemsize:
+        raise LocalProtocolError("numbers: cut off")
+    if not data:
+        return torch.empty(0, dtype=dtype)
+    found = torch.frombuffer(bytearray(data), dtype=dtype)
+    if dtype.is_floating_point and not found.isfinite().all():
+        raise LocalProtocolError("numbers: not finite")
+    return found
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """The inverse of `as_tensor`."""
+    return _bytes_of(tensor)
+
+
+def facts_of(sizes: Sequence[int], columns: Sequence[Sequence[int]]) -> Facts:
+    """Facts from what was received."""
+    return Facts(tuple(sizes), tuple(tuple(own) for own in columns))
+
+
+def _tensors(payload: Any) -> list[tuple[str, Tensor]]:
+    values = [(field.name, getattr(payload, field.name)) for field in fields(payload)]
+    return [(name, value) for name, value in values if isinstance(value, Tensor)]
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,0 +1,244 @@
+"""The site's own process: it has torch, the data and the model loaded, and answers what the relay hands it.
+
+It listens on ``site.sock`` in the site's folder, for processes of the same user alone. A frame, both ways, is one byte
+that says what it is, eight bytes of length (big-endian), and the body. One process at a time acts for a site: it holds
+a lock on ``site.lock`` for as long as it lives. A relay that finds nobody listening takes the lock, and answers by
+itself.
+
+This module is what the relay imports for every message: it loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from discreet.errors import DataError, DiscreetError, RemoteProtocolError
+
+SOCKET, LOCK = "site.sock", "site.lock"
+
+WHO, STEP, DONE, FAILED = b"w", b"s", b"d", b"f"
+"""What a frame is: who are you? | a message to answer | the answer | a cause, one of `CAUSES`."""
+
+CAUSES = ("malformed", "crashed", "unreachable")
+"""All that a relay says of why there is no answer: the message was none; the site failed; nobody acts for it."""
+
+LARGEST = 1 << 31
+"""Bytes that a body may have, whatever the site's limits say."""
+
+HEAD = struct.Struct(">cQ")
+
+Step: TypeAlias = Callable[[bytes], bytes]
+
+
+class NoAnswer(DiscreetError):
+    """A site gave no answer.
+
+    Attributes:
+        cause: one of `CAUSES`.
+    """
+
+    def __init__(self, cause: Literal["malformed", "crashed", "unreachable"]) -> None:
+        self.cause = cause
+        super().__init__(cause)
+
+
+@dataclass(frozen=True)
+class Acting:
+    """What acts for a site.
+
+    Attributes:
+        number: the site's.
+        step: answers a message; what it must not forget is on the disk before it returns.
+        largest: bytes that a message may have.
+    """
+
+    number: int
+    step: Step
+    largest: int = LARGEST
+
+
+Opener: TypeAlias = Callable[[Path], Acting]
+"""Loads the site in a folder; it takes seconds."""
+
+
+def ask(folder: Path, kind: bytes, body: bytes, seconds: float, opener: Opener) -> bytes:
+    """Have a message answered: by the site's process, or here if there is none.
+
+    Args:
+        folder: the site's.
+        kind: `WHO` or `STEP`.
+        body: the message.
+        seconds: to wait for an answer at most; the work itself, if it is done here, is not cut short.
+        opener: loads the site, if it has to be done here.
+
+    Returns:
+        The answer; to `WHO`, the site's number in decimal digits.
+
+    Raises:
+        NoAnswer: there is none.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return _ask_resident(folder, kind, body, max(0.1, end - time.monotonic()))
+        try:
+            with acting(folder):
+                return _answered(opener(folder), kind, body)
+        except DataError:  # somebody acts for it and does not listen yet
+            if time.monotonic() > end:
+                raise NoAnswer("unreachable") from None
+        except OSError:
+            raise NoAnswer("unreachable") from None
+        time.sleep(0.1)
+
+
+def serve(folder: Path, opener: Opener, on_message: Callable[[bytes, bytes, float], None]) -> None:
+    """Act for a site until a signal ends it.
+
+    Args:
+        folder: the site's.
+        opener: loads the site.
+        on_message: called with every message, its answer and the seconds between them.
+
+    Raises:
+        DataError: another process acts for the site.
+    """
+    with acting(folder):
+        one = opener(folder)
+        with _listening(folder) as listener:
+            while True:
+                asked, _ = listener.accept()
+                with asked, suppress(OSError):  # a relay that has gone
+                    _serve_one(asked, one, on_message)
+
+
+@contextmanager
+def acting(folder: Path) -> Iterator[None]:
+    """Be the one process that acts for a site.
+
+    Raises:
+        DataError: another one is.
+    """
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(folder, "another process acts for this site: expected one at a time") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _listening(folder: Path) -> Iterator[socket.socket]:
+    """The socket of a site, for its owner alone; one that a killed process left is replaced."""
+    with _short(folder) as place, socket.socket(socket.AF_UNIX) as listener:
+        (folder / SOCKET).unlink(missing_ok=True)
+        before = os.umask(0o177)  # nobody else may connect, not even for a moment
+        try:
+            listener.bind(f"{place}/{SOCKET}")
+        finally:
+            os.umask(before)
+        listener.listen(16)
+        try:
+            yield listener
+        finally:
+            (folder / SOCKET).unlink(missing_ok=True)
+
+
+@contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """A folder by a name that is short enough for a socket's address, where the system has one."""
+    if len(os.fsencode(folder / SOCKET)) < 100 or not Path("/proc/self/fd").is_dir():
+        yield str(folder)
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+def _ask_resident(folder: Path, kind: bytes, body: bytes, seconds: float) -> bytes:
+    with _short(folder) as place, socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(seconds)
+        asked.connect(f"{place}/{SOCKET}")
+        try:
+            _send(asked, kind, body)
+            what, answer = _receive(asked, LARGEST)
+        except (OSError, EOFError, ValueError):
+            raise NoAnswer("crashed") from None
+    if what == DONE:
+        return answer
+    raise NoAnswer("malformed" if answer == b"malformed" else "crashed")
+
+
+def _serve_one(asked: socket.socket, one: Acting, on_message: Callable[[bytes, bytes, float], None]) -> None:
+    asked.settimeout(60.0)  # a relay that hangs must not hold up the next
+    try:
+        kind, body = _receive(asked, one.largest)
+    except (EOFError, ValueError):
+        _send(asked, FAILED, b"malformed")
+        return
+    begun = time.monotonic()
+    try:
+        answer = _answered(one, kind, body)
+    except NoAnswer as error:
+        _send(asked, FAILED, error.cause.encode())
+        return
+    except BaseException:
+        _send(asked, FAILED, b"crashed")
+        raise
+    if kind == STEP:
+        on_message(body, answer, time.monotonic() - begun)
+    _send(asked, DONE, answer)
+
+
+def _answered(one: Acting, kind: bytes, body: bytes) -> bytes:
+    if kind == WHO:
+        return str(one.number).encode()
+    if kind != STEP:
+        raise NoAnswer("malformed")
+    try:
+        return one.step(body)
+    except RemoteProtocolError:
+        raise NoAnswer("malformed") from None
+
+
+def _send(to: socket.socket, kind: bytes, body: bytes) -> None:
+    to.sendall(HEAD.pack(kind, len(body)))
+    if body:  # a peer that has read all of an empty one may be gone
+        to.sendall(body)
+
+
+def _receive(asked: socket.socket, largest: int) -> tuple[bytes, bytes]:
+    """A frame.
+
+    Raises:
+        EOFError: it ends before its end.
+        ValueError: it is larger than allowed.
+    """
+    kind, length = HEAD.unpack(_exactly(asked, HEAD.size))
+    if length > largest:
+        raise ValueError(f"{length} bytes: expected {largest} at most")
+    return kind, _exactly(asked, length)
+
+
+def _exactly(asked: socket.socket, length: int) -> bytes:
+    found = bytearray()  # it grows with what arrives, not with what was announced
+    while len(found) < length:
+        part = asked.recv(min(1 << 20, length - len(found)))
+        if not part:
+            raise EOFError
+        found += part
+    return bytes(found)

@@ -1,0 +1,457 @@
+"""What a site does in a round: contribute, mask, add up the shares that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from discreet.errors import ConfigError, LocalProtocolError
+from discreet.evaluation import evaluate
+from discreet.federation.additive import SEALED
+from discreet.federation.budget import charge
+from discreet.federation.fields import Reader
+from discreet.federation.identity import Identity
+from discreet.federation.limits import Limits
+from discreet.federation.parts import (
+    ADDITIVE,
+    IN_CLEAR,
+    MASKED,
+    Answered,
+    Begin,
+    Contributed,
+    Evaluate,
+    Evaluated,
+    Holding,
+    Masked,
+    Masking,
+    PartialSum,
+    Shared,
+    Told,
+    Work,
+)
+from discreet.federation.party import as_bytes, as_tensor, read, template
+from discreet.federation.refusal import Refusal
+from discreet.federation.sealing import NONCE_BYTES, Topic
+from discreet.federation.spending import Spending
+from discreet.federation.state import Place, RunState, SumState
+from discreet.federation.terms import how_summed, masking_terms
+from discreet.preparation import Federation
+from discreet.randomness import Seeded, SystemRandom
+from discreet.schemes.base import Contribution, Kept, Narrowed, Phase, Total
+from discreet.schemes.references import Local
+from discreet.secure import sharing
+from discreet.secure.groups import encode, zeros
+from discreet.secure.masking import STAGES, MaskingClient, MaskingTerms, Stage
+from discreet.secure.masking.keys import KeyPair
+from discreet.secure.packing import pack, packed_bytes, unpack
+from discreet.secure.ring import Elements, Ring
+from discreet.wire import Envelope
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """A site in a run that has begun.
+
+    Attributes:
+        number: the site's.
+        identity: signs what it sends.
+        limits: what its owner allows.
+        spending: what its data has cost.
+        secrets: where masks, shares and keys come from.
+        federation: the site's, with its own data.
+        begin: what it was told of the others.
+        rehearse: whether nothing is secret.
+    """
+
+    number: int
+    identity: Identity
+    limits: Limits
+    spending: Spending
+    secrets: Seeded | SystemRandom
+    federation: Federation
+    begin: Begin
+    rehearse: bool
+
+    @cached_property
+    def _template(self) -> Any:
+        return template(self.federation, self.number)
+
+    @property
+    def _sites(self) -> int:
+        return len(self.begin.members)
+
+    @property
+    def _columns(self) -> int:
+        return max(1, len(self.begin.columns))
+
+    @cached_property
+    def _roster(self) -> dict[int, bytes]:
+        return {number: member.identity for number, member in enumerate(self.begin.members)}
+
+    # ---- contributing
+
+    def work(self, run: RunState, envelope: Envelope, part: Work) -> tuple[Answered, RunState, Told]:
+        """Contribute to a sum.
+
+        Returns:
+            The answer, the new state, and what is told in a rehearsal.
+
+        Raises:
+            Refusal: the site will not.
+            LocalProtocolError: the request makes no sense.
+            RemoteProtocolError, RoundAborted: the masked sum cannot go on.
+        """
+        scheme, task = self.federation.scheme, self.federation.task
+        phases = scheme.phases(task)
+        phase, how = self._phase(phases, part.phase)
+        place = Place(envelope.session, envelope.round, envelope.attempt, 2 * part.phase)
+        _check(part.how == how, "how: not as the experiment says")
+        _check(envelope.round >= 1, "round: there is none")
+        _check_forward(run, place, goes_on=part.phase > 0)
+        self._check_drawn(part.drawn)
+        sum_state = self._masked_sum(run, envelope, part) if how == MASKED else None
+        if how == ADDITIVE:
+            self._check_holders(part.holders)
+        body = run.payload if part.phase else part.payload
+        payload = read(body, self._template, envelope.round)
+        if isinstance(scheme, Narrowed):
+            payload = scheme.placed(task, payload, self.number)
+        received = self._received(run, envelope, part, phases)
+        if part.phase == 0:
+            self._charge(envelope)
+        given = self._contribution(run, envelope.round, part, phase, payload, received)
+        # what later phases need of this one
+        run = replace(run, place=place)
+        if len(phases) > 1:
+            run = replace(run, payload=body, holders=part.holders)
+        if given.kept is not None and self._examples:
+            run = run.keeping(envelope.round, as_bytes(given.kept[0]))
+        told = _told(given)
+        if how == IN_CLEAR:
+            counts = bool(given.accepted[0])
+            elements = given.elements if counts else zeros(phase.group, (1, phase.length))
+            return Contributed(counts, encode(phase.group, elements).tobytes()), run, told
+        vector = _ring(phase).reduce(given.elements.cpu().numpy()[0])
+        if sum_state is not None:
+            answer, run = self._stepped(
+                run, envelope, sum_state, lambda client: client.mask(part.delivered, vector)
+            )
+            return answer, run, told
+        return self._shared(run, envelope, part, _ring(phase), vector), run, told
+
+    def _contribution(
+        self,
+        run: RunState,
+        round: int,
+        part: Work,
+        phase: Phase,
+        payload: Any,
+        received: tuple[Total, ...],
+    ) -> Contribution:
+        kept: dict[int, Tensor] = {}
+        if (own := run.before(round)) is not None:
+            start = payload.vector  # the only schemes that keep numbers keep a whole model's
+            kept[self.number] = as_tensor(own, start.dtype).to(start.device)
+        ids = np.array([self.number], dtype=np.int64)
+        cohort = self.federation.cohort(ids, round, kept, part.drawn)
+        found: Contribution = self.federation.scheme.contribute(
+            self.federation.task, phase, payload, received, cohort
+        )
+        return found
+
+    @property
+    def _examples(self) -> int:
+        return self.begin.sizes[self.number // self._columns]
+
+    def _phase(self, phases: tuple[Phase, ...], number: int) -> tuple[Phase, int]:
+        _check(number < len(phases), "phase: there is no such")
+        return phases[number], how_summed(self.federation.experiment, phases[number])
+
+    def _check_drawn(self, drawn: int) -> None:
+        """Refuse to make its share of noise smaller than it can rightly be, or to be one of too few."""
+        promise = self.federation.task.promise
+        most = self._sites if promise is None else min(self._sites, promise.largest_cohort)
+        _check(1 <= drawn <= most, "drawn: cannot be")
+        if not isinstance(self.federation.scheme, Local):  # which sends nothing
+            self.limits.check_cohort(drawn)
+
+    def _charge(self, envelope: Envelope) -> None:
+        scheme, task = self.federation.scheme, self.federation.task
+        if isinstance(scheme, Local):
+            return
+        promised = task.promise is not None and not self.rehearse
+        charge(
+            self.spending,
+            self.limits,
+            run=envelope.run,
+            session=envelope.session,
+            round=envelope.round,
+            attempt=envelope.attempt,
+            released=scheme.release(task) if promised else None,
+            rounds=self.federation.experiment.rounds,
+        )
+
+    def _received(
+        self, run: RunState, envelope: Envelope, part: Work, phases: tuple[Phase, ...]
+    ) -> tuple[Total, ...]:
+        """The site's own part of the totals of the round's earlier phases."""
+        _check(len(part.received) == part.phase, "received: not one for each earlier phase")
+        found = []
+        for number, body in enumerate(part.received):
+            phase, how = self._phase(phases, number)
+            if how == ADDITIVE and phase.scope == "row":
+                values = self._row_total(run, envelope, number, _ring(phase), phase.length, body)
+            else:
+                values = as_tensor(body, zeros(phase.group, (0,)).dtype)
+            _check(len(values) == phase.length, "received: of another length")
+            found.append(Total(values if phase.scope == "all" else values[None], part.drawn))
+        return tuple(found)
+
+    # ---- masked sums
+
+    def masking(self, run: RunState, envelope: Envelope, part: Masking) -> tuple[Answered, RunState]:
+        """A stage of a masked sum, but for that of the masked inputs; the errors are those of `work`."""
+        stage = STAGES[part.stage]
+        _check(stage is not Stage.MASK, "stage: masked inputs come with work")
+        if stage is Stage.ADVERTISE:
+            _check(not part.message, "message: there is none to the first stage")
+            _check(part.round in (envelope.round, envelope.round + 1), "round: neither this one nor the next")
+            _check(self.number in part.cohort and max(part.cohort) < self._sites, "cohort: cannot be")
+            self.limits.check_cohort(len(part.cohort))
+            fresh = SumState(part.serial, part.round, part.cohort, part.nonce, b"")
+            client = MaskingClient.start(
+                self._terms(envelope, fresh),
+                self.number,
+                self.secrets,
+                identity=self.identity.private,
+                roster=self._roster,
+            )
+            answer = Masked(client.advertise())
+            return answer, run.with_sum(replace(fresh, client=client.state_bytes()))
+        there = _sum(run, part.serial)
+        if stage is Stage.SHARE:
+            return self._stepped(run, envelope, there, lambda client: client.share_keys(part.message))
+        return self._stepped(run, envelope, there, lambda client: client.unmask(part.message))
+
+    def _stepped(
+        self, run: RunState, envelope: Envelope, there: SumState, step: Callable[[MaskingClient], bytes]
+    ) -> tuple[Answered, RunState]:
+        """One step of a client, and where it then stands."""
+        terms = self._terms(envelope, there)
+        client = MaskingClient.restore(there.client, terms, roster=self._roster)
+        answer = Masked(step(client))
+        return answer, run.with_sum(replace(there, client=client.state_bytes()))
+
+    def _terms(self, envelope: Envelope, there: SumState) -> MaskingTerms:
+        try:
+            return masking_terms(
+                self.federation,
+                envelope.run,
+                envelope.session,
+                there.serial,
+                there.round,
+                there.cohort,
+                there.nonce,
+            )
+        except ConfigError as error:
+            raise Refusal("limits", f"a masked sum of {len(there.cohort)} sites: {error}") from None
+
+    def _masked_sum(self, run: RunState, envelope: Envelope, part: Work) -> SumState:
+        there = _sum(run, part.serial)
+        _check(there.round == envelope.round, "serial: of another round's sum")
+        _check(len(there.cohort) == part.drawn, "drawn: not the size of the cohort")
+        return there
+
+    # ---- additive sharing
+
+    def _topic(self, envelope: Envelope, phase: int, purpose: bytes) -> Topic:
+        return Topic(purpose, envelope.run, envelope.session, envelope.round, envelope.attempt, phase)
+
+    def _keys(self, run: RunState) -> KeyPair:
+        return KeyPair.of(self.number, run.share_key)
+
+    def _nonces(self, envelope: Envelope, count: int, purpose: str) -> list[bytes]:
+        words = self.secrets.words(envelope.round, self.number, purpose, 2 * count).astype("<u8").tobytes()
+        return [words[16 * place : 16 * place + NONCE_BYTES] for place in range(count)]
+
+    def _check_holders(self, holders: tuple[int, ...]) -> None:
+        _check(
+            len(set(holders)) == len(holders) == self.federation.experiment.share_holders
+            and max(holders) < self._sites,
+            "holders: not as the experiment says",
+        )
+
+    def _shared(
+        self, run: RunState, envelope: Envelope, part: Work, ring: Ring, vector: Elements
+    ) -> Answered:
+        """A vector in shares, each sealed for its holder; the explicit one goes to another holder for each sender."""
+        topic = self._topic(envelope, part.phase, b"share")
+        shares = sharing.split(
+            ring,
+            vector,
+            len(part.holders),
+            self.secrets,
+            round=envelope.round,
+            client=self.number,
+            context=topic.context(self.number),
+        )
+        own = self._keys(run)
+        nonces = self._nonces(envelope, len(part.holders), f"share nonces {part.phase}")
+        return Shared(
+            tuple(
+                topic.seal(
+                    own,
+                    holder,
+                    self.begin.members[holder].share_key,
+                    nonce,
+                    sharing.to_bytes(ring, shares[(place + self.number) % len(shares)]),
+                )
+                for place, (holder, nonce) in enumerate(zip(part.holders, nonces, strict=True))
+            )
+        )
+
+    def holding(self, run: RunState, envelope: Envelope, part: Holding) -> tuple[Answered, RunState]:
+        """Add up the shares that this site holds, once for each sum; the errors are those of `work`."""
+        phases = self.federation.scheme.phases(self.federation.task)
+        phase, how = self._phase(phases, part.phase)
+        _check(how == ADDITIVE, "holding: there are no shares of this phase")
+        place = Place(envelope.session, envelope.round, envelope.attempt, 2 * part.phase + 1)
+        _check_forward(run, place, goes_on=False)
+        senders = np.array(part.senders, dtype=np.int64)
+        rising = len(senders) > 0 and (np.diff(senders) > 0).all() and senders[-1] < self._sites
+        _check(bool(rising) and len(part.sealed) == len(senders), "senders: cannot be")
+        rows, columns = senders // self._columns, senders % self._columns
+        groups = {"all": columns * 0, "row": rows, "column": columns}[phase.scope]
+        count = {"all": 1, "row": len(self.begin.sizes), "column": self._columns}[phase.scope]
+        self._check_hidden(phase, groups)
+        ring, own, topic = _ring(phase), self._keys(run), self._topic(envelope, part.phase, b"share")
+        held: list[list[sharing.Share]] = [[] for _ in range(count)]
+        for sender, group, sealed in zip(part.senders, groups.tolist(), part.sealed, strict=True):
+            body = topic.open(own, sender, self.begin.members[sender].share_key, sealed)
+            held[group].append(_share(ring, body, phase.length, topic.context(sender)))
+        sums = np.stack([sharing.add(ring, shares, phase.length) for shares in held])
+        run = replace(run, place=place)
+        if phase.scope != "row":
+            return PartialSum(pack(ring, _together(ring, sums, phase.common)).tobytes()), run
+        nonces = self._nonces(envelope, len(senders), f"row nonces {part.phase}")
+        topic = self._topic(envelope, part.phase, b"row total")
+        sealed_rows = tuple(
+            topic.seal(
+                own, sender, self.begin.members[sender].share_key, nonce, pack(ring, sums[row]).tobytes()
+            )
+            for sender, row, nonce in zip(part.senders, rows.tolist(), nonces, strict=True)
+        )
+        return PartialSum(b"", sealed_rows), run
+
+    def _check_hidden(self, phase: Phase, groups: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Refuse sums that would show single contributions where there are others to hide among."""
+        self.limits.check_cohort(len(groups))
+        if phase.scope == "row" or len(self.begin.sizes) == 1:
+            return  # a row's total is for the row alone; a column of one has nobody to hide among, which all know
+        if np.bincount(groups)[np.unique(groups)].min() < 2:
+            raise Refusal("limits", "a sum of shares of one site alone")
+
+    def _row_total(
+        self, run: RunState, envelope: Envelope, phase: int, ring: Ring, length: int, body: bytes
+    ) -> Tensor:
+        """The total of the site's row, from what its holders have sealed for it."""
+        reader = Reader(body)
+        sealed = SEALED.read(reader, "received")
+        _check(
+            reader.at == len(body) and len(sealed) == len(run.holders), "received: not one from each holder"
+        )
+        topic, own = self._topic(envelope, phase, b"row total"), self._keys(run)
+        parts = []
+        for holder, one in zip(run.holders, sealed, strict=True):
+            packed = topic.open(own, holder, self.begin.members[holder].share_key, one)
+            parts.append(_unpacked(ring, packed, length))
+        total = ring.lift(sharing.reconstruct(ring, parts))
+        return as_tensor(total.tobytes(), zeros(ring, (0,)).dtype)
+
+    # ---- what is the site's own
+
+    def own_model(self, run: RunState, round: int, payload: bytes) -> Tensor | None:
+        """The site's model, given what a round would begin with."""
+        scheme, task = self.federation.scheme, self.federation.task
+        seen = read(payload, self._template, round)
+        if isinstance(scheme, Narrowed):
+            seen = scheme.placed(task, seen, self.number)
+        if not isinstance(scheme, Kept):
+            return None
+        own = run.before(round)
+        kept = None if own is None else as_tensor(own, seen.vector.dtype)
+        return scheme.own_model(task, seen, self.number, kept)
+
+    def evaluated(self, run: RunState, envelope: Envelope, part: Evaluate) -> Answered:
+        """How good the site's own model is on its test examples."""
+        if not self.limits.report_evaluation:
+            raise Refusal("limits", "report_evaluation is false")
+        vector = self.own_model(run, envelope.round + 1, part.payload)
+        test = self.federation.test
+        if vector is None:
+            raise Refusal("scheme", "the site has no model of its own to evaluate")
+        found = evaluate(self.federation.task.learner, vector, test)
+        return Evaluated(found.accuracy, found.loss, len(test))
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise LocalProtocolError(what)
+
+
+def _check_forward(run: RunState, place: Place, *, goes_on: bool) -> None:
+    """Refuse to do a thing twice, or what comes after another of the same round where that is missing."""
+    if place <= run.place:
+        raise Refusal("stale", "it is done, or over")
+    here = (run.place.session, run.place.round, run.place.attempt)
+    if goes_on and here != (place.session, place.round, place.attempt):
+        raise Refusal("stale", "the round's earlier phases are missing")
+
+
+def _sum(run: RunState, serial: int) -> SumState:
+    found = next((one for one in run.sums if one.serial == serial), None)
+    if found is None:
+        raise Refusal("stale", "no such masked sum is going on")
+    return found
+
+
+def _ring(phase: Phase) -> Ring:
+    if not isinstance(phase.group, Ring):
+        raise LocalProtocolError("secure sums are over a ring")
+    return phase.group
+
+
+def _share(ring: Ring, body: bytes, length: int, context: bytes) -> sharing.Share:
+    try:
+        found = sharing.from_bytes(ring, body, length, context)
+    except ValueError as error:
+        raise LocalProtocolError(f"share: {error}") from None
+    return found
+
+
+def _unpacked(ring: Ring, body: bytes, length: int) -> Elements:
+    _check(len(body) == packed_bytes(length, ring.bits), "sum: of another length")
+    try:
+        return unpack(ring, np.frombuffer(body, np.uint8), length)
+    except ValueError as error:
+        raise LocalProtocolError(f"sum: {error}") from None
+
+
+def _together(ring: Ring, sums: Elements, common: int) -> Elements:
+    """The sums of all groups, one after another; the common elements are in the first alone, and 0 in the others."""
+    if common:
+        tail = ring.total(sums[:, -common:])
+        sums[:, -common:] = 0
+        sums[0, -common:] = tail
+    return sums.reshape(-1)
+
+
+def _told(given: Contribution) -> Told:
+    withheld = given.withheld is not None and bool(given.withheld[0])
+    saturated = 0 if given.saturated is None else int(given.saturated[0])
+    return Told(float(given.losses[0]), withheld, saturated)

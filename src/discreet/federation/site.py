@@ -1,0 +1,406 @@
+"""A site: answers the server's messages, and goes on from the state that it stored after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from discreet.config import Experiment, from_table, parse
+from discreet.data.dataset import Dataset
+from discreet.errors import (
+    DataError,
+    DiscreetError,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+    RoundAborted,
+    UserError,
+)
+from discreet.federation import parts
+from discreet.federation.identity import Identity
+from discreet.federation.limits import Limits
+from discreet.federation.parts import Answered, Asked, Begin, End, Evaluate, Hello, Holding, Masking, Work
+from discreet.federation.party import (
+    Facts,
+    as_bytes,
+    as_tensor,
+    check_playable,
+    facts_of,
+    prepared,
+    with_streams,
+)
+from discreet.federation.refusal import Cause, Refusal
+from discreet.federation.roster import Roster
+from discreet.federation.seat import Seat
+from discreet.federation.spending import Spending
+from discreet.federation.state import Mark, RunState, SiteState
+from discreet.preparation import Federation
+from discreet.randomness import Keyed, Seeded, SystemRandom
+from discreet.secure.masking.keys import public_key
+from discreet.wire import KEY_BYTES, RUN_BYTES, Envelope, Kind, Part, verify
+
+FAILS = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+"""What training on strange numbers, or the owner's own code, may raise."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """A site's data, where it is not that of the experiment.
+
+    Attributes:
+        load: gives the data set: its training examples are the site's own, its test examples judge models.
+        features: which input features the site holds, of data split by columns; None for all.
+    """
+
+    load: Callable[[], Dataset]
+    features: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class KeptModel:
+    """What a site keeps of a run for itself.
+
+    Attributes:
+        vector: the model's parameters, shape (n,); None before the end, and where the scheme gives it no model.
+        experiment: what ran, as TOML.
+        facts: what a model card says: ``run`` (hexadecimal), ``number`` (only if asked), ``sites``, ``rounds`` that
+            were played, ``examples`` of each row.
+    """
+
+    vector: Tensor | None
+    experiment: str
+    facts: Mapping[str, Any]
+
+
+class Site:
+    """One site of a federation.
+
+    Args:
+        number: of the site, 0 to N - 1.
+        identity: signs what it sends.
+        limits: what its owner allows.
+        spending: what its data has cost.
+        roster: who the others are; None to trust the server for it.
+        data: its own; None for the part of the experiment's data that has its number.
+        data_dir: where the experiment's data is looked for first.
+        device: where it trains.
+        on_refusal: is told why the site refused; only its owner is to read that.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        identity: Identity,
+        limits: Limits,
+        spending: Spending,
+        *,
+        roster: Roster | None = None,
+        data: OwnData | None = None,
+        data_dir: str | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+        on_refusal: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.number, self.identity, self.limits, self.spending = number, identity, limits, spending
+        self.roster, self.data, self.data_dir, self.device = roster, data, data_dir, device
+        self._on_refusal = on_refusal
+        self._own: Dataset | None = None
+        self._prepared: tuple[str, Federation] | None = None
+        self._seat: tuple[bytes, bytes, Seat] | None = None
+
+    def step(self, state: bytes, message: bytes) -> tuple[bytes, bytes]:
+        """Answer a message.
+
+        Args:
+            state: what this returned last; empty at the very first.
+            message: what the server has sent.
+
+        Returns:
+            The new state, to be stored before the reply leaves, and the reply. The state holds secrets.
+
+        Raises:
+            RemoteProtocolError: the message does not come from the server of this run, or is none at all; there is
+                nothing to reply, and the state stays as it was.
+            LocalProtocolError: the state is damaged.
+        """
+        known = SiteState.from_bytes(state) if state else SiteState()
+        envelope = self._read(known, message)
+        mark = known.mark(envelope.run)
+        if mark is not None and (envelope.session, envelope.sequence) <= (mark.session, mark.sequence):
+            return state, self._reply(envelope, [self._refused("replayed").part])
+        try:
+            wanted = [parts.asked(part) for part in envelope.parts]
+        except LocalProtocolError as error:
+            self._on_refusal(error)
+            wanted = []
+        server = mark.server if mark is not None else self._introduced(wanted)
+        if server is None:
+            raise RemoteProtocolError("server", envelope.round, "parts: no introduction")
+        known = known.marked(Mark(envelope.run, server, envelope.session, envelope.sequence))
+        if not wanted:
+            return known.to_bytes(), self._reply(envelope, [self._refused("malformed").part])
+        answers: list[Part] = []
+        told: Part | None = None
+        for one in wanted:
+            answer, known, more = self._answered(known, envelope, one)
+            answers.append(answer.part)
+            told = told if more is None else more
+        run = known.run
+        if told is not None and run is not None and run.rehearse:
+            answers.append(told)
+        return known.to_bytes(), self._reply(envelope, answers)
+
+    # ---- messages
+
+    def _read(self, known: SiteState, message: bytes) -> Envelope:
+        """The message, signed by the server that this run began with."""
+        mark = known.mark(message[4 : 4 + RUN_BYTES])
+        key = None if mark is None else mark.server
+        if self.roster is not None:
+            key = self.roster.server
+        return Envelope.from_bytes(
+            message,
+            kind=Kind.REQUEST,
+            site=self.number,
+            key=key,
+            peer="server",
+            largest=self.limits.largest_message,
+        )
+
+    def _introduced(self, wanted: list[Asked]) -> bytes | None:
+        """The public key of the server of a run that is not known yet."""
+        if self.roster is not None:
+            return self.roster.server
+        return wanted[0].identity if wanted and isinstance(wanted[0], Hello) else None
+
+    def _reply(self, envelope: Envelope, answers: list[Part]) -> bytes:
+        return replace(envelope, kind=Kind.REPLY, parts=tuple(answers)).to_bytes(self.identity.sign)
+
+    def _refused(self, cause: Cause) -> parts.Refused:
+        return parts.Refused.because(self.identity.public, cause)
+
+    def _answered(
+        self, known: SiteState, envelope: Envelope, one: Asked
+    ) -> tuple[Answered, SiteState, Part | None]:
+        """The answer to one part, the state after it, and what is told in a rehearsal.
+
+        A part that is refused leaves the state as it was, but that a masked sum which went wrong is over.
+        """
+        try:
+            return self._done(known, envelope, one)
+        except (DiscreetError, *FAILS) as error:
+            self._on_refusal(error)
+            broken = isinstance(error, RemoteProtocolError | RoundAborted)
+            if broken and known.run is not None and isinstance(one, Work | Masking):
+                known = known.running(known.run.without_sum(one.serial))
+            return self._refused(_cause(error, isinstance(one, Hello | Begin))), known, None
+
+    def _done(
+        self, known: SiteState, envelope: Envelope, one: Asked
+    ) -> tuple[Answered, SiteState, Part | None]:
+        if isinstance(one, Hello):
+            return *self._welcome(known, envelope, one), None
+        run = known.run
+        if run is None or run.run != envelope.run:
+            raise Refusal("state-missing", "this run has not begun here, or another has since")
+        if isinstance(one, Begin):
+            run = self._begin(run, one)
+            return parts.Ready(), known.running(run), None
+        if not run.begun:
+            raise Refusal("state-missing", "the site was not told who takes part")
+        seat = self._seated(run)
+        if isinstance(one, Work):
+            brought, run, told = seat.work(run, envelope, one)
+            return brought, known.running(run), told.part
+        answer: Answered
+        match one:
+            case Masking():
+                answer, run = seat.masking(run, envelope, one)
+            case Holding():
+                answer, run = seat.holding(run, envelope, one)
+            case Evaluate():
+                answer = seat.evaluated(run, envelope, one)
+            case End():
+                answer, run = self._end(seat, run, envelope, one)
+            case _:
+                raise LocalProtocolError("parts: not asked of a site")
+        return answer, known.running(run), None
+
+    # ---- the beginning
+
+    def _welcome(self, known: SiteState, envelope: Envelope, one: Hello) -> tuple[Answered, SiteState]:
+        """Look at a run, and say who this site is."""
+        if self.roster is not None:
+            _require("limits", one.identity == self.roster.server, "another server than that of the roster")
+            _require("limits", one.sites == len(self.roster), "another number of sites than in the roster")
+        _require("data", self.number < one.sites, "the site's number is not among the sites")
+        experiment = self._experiment(one.experiment)
+        check_playable(experiment)
+        self.limits.check(experiment, one.sites, rehearse=one.rehearse, own_data=self.data is not None)
+        examples, features = self._held(experiment, one)
+        run = known.run
+        if run is None or run.run != envelope.run:
+            run = self._started(envelope.run, experiment, one)
+        share_key = public_key(run.share_key)
+        vouched = self.identity.sign(parts.vouching(run.run, self.number, share_key))
+        answer = parts.Welcome(
+            self.identity.public,
+            self.number,
+            examples,
+            features,
+            share_key,
+            vouched,
+            _in_a_line(self.limits),
+        )
+        return answer, known.running(replace(run, sums=()))
+
+    def _experiment(self, text: str) -> Experiment:
+        """The experiment, to be computed on this site's device."""
+        found = from_table(parse(text, "the experiment"))
+        return replace(found, engine=replace(found.engine, device=self.device, workers=1))
+
+    def _started(self, run: bytes, experiment: Experiment, one: Hello) -> RunState:
+        secrets = Seeded(experiment.seed) if one.rehearse else SystemRandom()
+        words = secrets.words(0, self.number, "site keys", 8).astype("<u8").tobytes()
+        return RunState(run, one.rehearse, one.sites, one.experiment, words[:KEY_BYTES], words[KEY_BYTES:])
+
+    def _held(self, experiment: Experiment, one: Hello) -> tuple[int, tuple[int, ...]]:
+        """How many examples the site holds, and which features."""
+        if self.data is not None:
+            return len(self._loaded(self.data).train), self.data.features or ()
+        found = self._of_the_experiment(experiment, one.experiment)
+        _require("data", found.partition.clients == one.sites, "the experiment's data is dealt to others")
+        facts = Facts.of(found.partition)
+        columns = max(1, len(facts.columns))
+        features = facts.columns[self.number % columns] if facts.columns else ()
+        return facts.sizes[self.number // columns], features
+
+    def _loaded(self, data: OwnData) -> Dataset:
+        if self._own is None:
+            self._own = data.load()
+        return self._own
+
+    def _of_the_experiment(self, experiment: Experiment, text: str) -> Federation:
+        if self._prepared is None or self._prepared[0] != text:
+            self._prepared = (text, prepared(experiment, None, None, self.data_dir))
+        return self._prepared[1]
+
+    def _begin(self, run: RunState, one: Begin) -> RunState:
+        """Check what is said of everybody, and build what the rounds need."""
+        facts = facts_of(one.sizes, [column.places for column in one.columns])
+        _require("malformed", len(one.members) == run.sites == facts.sites, "not as many sites as there are")
+        for number, member in enumerate(one.members):
+            known = member.identity if self.roster is None else self.roster.public(number)
+            _require("malformed", member.identity == known, f"site {number} is another in the roster")
+            vouched = parts.vouching(run.run, number, member.share_key)
+            _require(
+                "malformed",
+                verify(member.identity, vouched, member.vouched),
+                f"site {number} did not sign its share key",
+            )
+        own = one.members[self.number]
+        _require("malformed", own.identity == self.identity.public, "this site's key is another's")
+        _require(
+            "malformed", own.share_key == public_key(run.share_key), "this site's share key is another's"
+        )
+        run = replace(run, begun=one.to_bytes())
+        self._seated(run)
+        return run
+
+    def _seated(self, run: RunState) -> Seat:
+        """The site in its run: remembered, or built from the state."""
+        if self._seat is not None and self._seat[:2] == (run.run, run.begun):
+            return self._seat[2]
+        begin = Begin.from_bytes(run.begun)
+        facts = facts_of(begin.sizes, [column.places for column in begin.columns])
+        experiment = self._experiment(run.experiment)
+        if self.data is not None:
+            found = prepared(experiment, facts, self._loaded(self.data), None)
+        else:
+            found = self._of_the_experiment(experiment, run.experiment)
+            _require("data", Facts.of(found.partition) == facts, "others hold other data than here")
+        columns = max(1, len(facts.columns))
+        mine = len(found.partition.indices(self.number // columns))
+        _require(
+            "data", mine == facts.sizes[self.number // columns], "this site holds other data than was said"
+        )
+        if self.data is not None and facts.columns:
+            _require(
+                "data",
+                self.data.features == facts.columns[self.number % columns],
+                "this site holds other features than was said",
+            )
+        secrets = Seeded(experiment.seed) if run.rehearse else SystemRandom()
+        randomness = Seeded(experiment.seed) if run.rehearse else Keyed(run.streams)
+        if not run.rehearse and facts.columns and getattr(experiment.scheme, "heads", "own") == "row":
+            raise Refusal("scheme", "heads of a row would be known to the server")
+        seat = Seat(
+            self.number,
+            self.identity,
+            self.limits,
+            self.spending,
+            secrets,
+            with_streams(found, randomness, secrets),
+            begin,
+            run.rehearse,
+        )
+        self._seat = (run.run, run.begun, seat)
+        return seat
+
+    # ---- the end
+
+    def _end(self, seat: Seat, run: RunState, envelope: Envelope, one: End) -> tuple[Answered, RunState]:
+        vector = seat.own_model(run, envelope.round + 1, one.payload)
+        model = b"" if vector is None else as_bytes(vector.to(torch.float32))
+        return parts.Done(), replace(run, model=model, played=envelope.round, sums=())
+
+
+def kept_model(state: bytes) -> KeptModel | None:
+    """What the state of a site says of its last run; None if there was none.
+
+    Raises:
+        LocalProtocolError: the state is damaged.
+    """
+    run = SiteState.from_bytes(state).run if state else None
+    if run is None:
+        return None
+    begin = Begin.from_bytes(run.begun) if run.begun else None
+    facts = {
+        "run": run.run.hex(),
+        "sites": run.sites,
+        "rounds": run.played,
+        "examples": [] if begin is None else list(begin.sizes),
+        "rehearsal": run.rehearse,
+    }
+    vector = as_tensor(run.model, torch.float32) if run.model else None
+    return KeptModel(vector, run.experiment, facts)
+
+
+def _cause(error: Exception, beginning: bool) -> Cause:
+    """What the server is told of an error."""
+    match error:
+        case Refusal():
+            return error.cause
+        case RoundAborted():
+            return "limits"
+        case ProtocolError():
+            return "malformed"
+        case DataError() if beginning:
+            return "data"
+        case UserError() if beginning:
+            return "scheme"
+    return "internal"
+
+
+def _require(cause: Cause, holds: bool, text: str) -> None:
+    if not holds:
+        raise Refusal(cause, text)
+
+
+def _in_a_line(limits: Limits) -> str:
+    schemes = limits.schemes if isinstance(limits.schemes, str) else ", ".join(limits.schemes)
+    budget = "" if limits.epsilon is None else f"; epsilon {limits.epsilon:g} at delta {limits.delta:g}"
+    return f"schemes: {schemes}; at least {limits.minimum_cohort} sites a sum{budget}"[:190]

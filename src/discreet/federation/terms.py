@@ -1,0 +1,68 @@
+"""What all parties of a masked sum of a federation agree on; each works it out for itself."""
+
+from __future__ import annotations
+
+import struct
+
+from discreet.config import Experiment
+from discreet.errors import LocalProtocolError
+from discreet.federation.parts import ADDITIVE, IN_CLEAR, MASKED
+from discreet.preparation import Federation
+from discreet.schemes.base import Phase
+from discreet.secure.masking import MaskingTerms
+from discreet.secure.ring import Ring
+from discreet.sums import masking_graph
+
+FALLING_SILENT = 1.0
+"""Between real sites anybody may fall silent: without a promise of noise that says how many, plan for some."""
+
+
+def how_summed(experiment: Experiment, phase: Phase) -> int:
+    """How a phase is summed: `IN_CLEAR`, `MASKED` or `ADDITIVE`."""
+    if not isinstance(phase.group, Ring):
+        return IN_CLEAR
+    return {"masked": MASKED, "additive": ADDITIVE}.get(experiment.secure, IN_CLEAR)
+
+
+def masking_terms(
+    federation: Federation,
+    run: bytes,
+    session: int,
+    serial: int,
+    round: int,
+    cohort: tuple[int, ...],
+    nonce: bytes,
+) -> MaskingTerms:
+    """The terms of one masked sum.
+
+    Args:
+        federation: of the run.
+        run: names it.
+        session: of the server's process.
+        serial: of the sum in the session; another sum is another.
+        round: that it is for.
+        cohort: who is asked to take part, in rising order.
+        nonce: of the graph.
+
+    Raises:
+        ConfigError: the cohort is too small to hide anybody.
+        LocalProtocolError: the scheme has no such sum.
+    """
+    task = federation.task
+    phases = federation.scheme.phases(task)
+    if len(phases) != 1 or phases[0].scope != "all" or how_summed(federation.experiment, phases[0]) != MASKED:
+        raise LocalProtocolError("masked sums are the only one of their round, and over all participants")
+    (phase,) = phases
+    graph = masking_graph(task.promise, len(cohort), FALLING_SILENT)
+    needed = 0 if task.promise is None else task.promise.needed(len(cohort))
+    return MaskingTerms(
+        run=run + struct.pack("<II", session, serial),
+        round=round,
+        cohort=cohort,
+        bits=phase.group.bits,
+        length=phase.length,
+        degree=graph.degree,
+        threshold=graph.threshold,
+        minimum_survivors=max(2, graph.clients - graph.dropped, needed),
+        nonce=nonce,
+    )

@@ -1,0 +1,57 @@
+"""A small, fixed part of what ``benchmarks/fuzz_wire.py`` tries: whatever arrives, only RemoteProtocolError comes out."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from discreet.errors import RemoteProtocolError
+
+HARNESS = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
+
+
+@pytest.fixture(scope="module")
+def fuzz():
+    if not HARNESS.exists():
+        pytest.skip("needs benchmarks/fuzz_wire.py, which only the source tree has")
+    spec = importlib.util.spec_from_file_location("fuzz_wire", HARNESS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fuzz_wire"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["fuzz_wire"]
+
+
+def test_envelopes_and_parts(fuzz):
+    for target in fuzz.envelopes():
+        outcomes = fuzz.tried(target, 5_000, seed=1)
+        # the mutations get everywhere: past the signature too
+        assert {"length", "protocol", "sender", "signature", "parts", "taken"} <= outcomes.keys()
+        assert outcomes.total() == 5_000
+
+
+def test_unchanged_messages_are_taken(fuzz):
+    for target in fuzz.targets():
+        for message in target.valid:
+            target.read(message)
+
+
+def test_whatever_else_comes_out_is_found(fuzz):
+    def read(data):
+        if len(data) > 5:
+            raise IndexError("careless")
+        raise RemoteProtocolError("peer", 0, "short")
+
+    target = fuzz.Target("careless", [b"12345"], read, None, 1)
+    with pytest.raises(fuzz.Found, match="careless: IndexError: careless from the message ") as caught:
+        fuzz.tried(target, 1_000, seed=0)
+    assert len(bytes.fromhex(caught.value.message)) > 5
+
+
+def test_the_same_seed_tries_the_same_messages(fuzz):
+    seen = {0: [], 1: [], 2: []}
+    for seed, which in ((3, 0), (3, 1), (4, 2)):
+        target = fuzz.Target("seen", [b"some message"], seen[which].append, None, 1)
+        fuzz.tried(target, 200, seed)
+    assert seen[0] == seen[1] != seen[2]
