@@ -2,25 +2,44 @@
 
 python benchmarks/fuzz_wire.py [--messages 10000000] [--seed 0] [--processes 2]
 
-Half of the messages keep a wrong signature, or none; the other half is signed again by the right key, so that what lies
-behind the signature is reached too. What is found stops the run, and is printed so that it can be repeated.
+Against the envelope and its parts, against a site's `step` in every state that it was in during three short runs (sums
+in the clear, under masks, by additive shares), and against the server's reading of every reply of those runs.
+
+Half of the messages keep a wrong signature, or none; the other half is signed again by the right key, most of it with
+right lengths too, so that what lies behind the signature is reached. What is found stops the run, and is printed so that it can be repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from types import FunctionType, MethodType
+from typing import Any
+from unittest import mock
 
+from discreet.config import Experiment, from_table, parse
 from discreet.errors import LocalProtocolError, RemoteProtocolError
-from discreet.federation import parts
+from discreet.federation import parts, standing
 from discreet.federation.identity import Identity
-from discreet.wire import SIGNATURE_BYTES, Envelope, Kind, Part
+from discreet.federation.limits import Limits
+from discreet.federation.link import MemoryLink
+from discreet.federation.roster import Member, Roster
+from discreet.federation.server import federate
+from discreet.federation.site import Site
+from discreet.federation.spending import Entry, Make, MemorySpending
+from discreet.preparation import Federation
+from discreet.privacy.releases import NOTHING
+from discreet.schemes.base import Task
+from discreet.wire import MOST_PARTS, SIGNATURE_BYTES, Envelope, Kind, Part
 
 RUN = bytes(range(16))
 SITE = 2
@@ -59,15 +78,19 @@ class Target:
         name: for the table.
         valid: messages that it takes, to be mutated.
         read: reads one; it may raise RemoteProtocolError, and nothing else.
-        sign: signs what a message begins with; None if it has no signature.
+        sign: signs what a message begins with.
         share: how much of all messages go to it, relative to the others.
+        choose: is told which of `valid` is about to be mutated.
+        opened: the envelope of a valid message; None if they are no envelopes.
     """
 
     name: str
     valid: Sequence[bytes]
     read: Callable[[bytes], object]
-    sign: Callable[[bytes], bytes] | None
+    sign: Callable[[bytes], bytes]
     share: float
+    choose: Callable[[bytes], None] = lambda message: None
+    opened: Callable[[bytes], Envelope] | None = None
 
 
 class Found(Exception):
@@ -138,8 +161,12 @@ def tried(target: Target, count: int, seed: int) -> Counter[str]:
     source = random.Random(f"{target.name} {seed}")
     outcomes: Counter[str] = Counter()
     for _ in range(count):
-        message = mutated(source.choice(target.valid), target.valid, source)
-        if target.sign is not None and source.random() < 0.5:
+        valid = source.choice(target.valid)
+        target.choose(valid)
+        message = mutated(valid, target.valid, source)
+        if target.opened is not None and source.random() < 0.3:
+            message = rebuilt(target.opened(valid), target.valid, source, target.sign)
+        elif source.random() < 0.3:
             message = resigned(message, target.sign, source)
         try:
             target.read(message)
@@ -161,6 +188,41 @@ def resigned(message: bytes, sign: Callable[[bytes], bytes], source: random.Rand
     return bytes(data) + sign(bytes(data))
 
 
+def rebuilt(
+    envelope: Envelope, others: Sequence[bytes], source: random.Random, sign: Callable[[bytes], bytes]
+) -> bytes:
+    """The message with changes inside its parts, or to their order, or to its header; all lengths are right."""
+    held = list(envelope.parts)
+    place = source.randrange(len(held))
+    match source.randrange(10):
+        case 0:
+            held.insert(place, source.choice(held))
+        case 1 if len(held) > 1:
+            del held[place]
+        case 2:
+            held[place] = Part(source.randrange(1, 30), held[place].body)
+        case 3:
+            source.shuffle(held)
+        case 4:
+            name = source.choice(("session", "sequence", "round", "attempt", "site"))
+            changed = source.choice((0, 1, 2, 3, 2**16 - 1, 2**31, getattr(envelope, name) + 1))
+            with suppress(LocalProtocolError):  # out of its range: the other mutations write such headers
+                envelope = replace(envelope, **{name: changed})
+        case _:
+            held[place] = Part(held[place].kind, mutated(held[place].body, others, source))
+    return replace(envelope, parts=tuple(held[:MOST_PARTS])).to_bytes(sign)
+
+
+def opener(kind: Kind, key: Callable[[], bytes], site: Callable[[], int]) -> Callable[[bytes], Envelope]:
+    """What reads valid messages of a kind."""
+
+    @lru_cache(maxsize=256)
+    def opened(message: bytes) -> Envelope:
+        return Envelope.from_bytes(message, kind=kind, site=site(), key=key(), peer="a valid message")
+
+    return opened
+
+
 def envelopes() -> list[Target]:
     """The envelope, both ways, and the parts in it."""
     requests = [envelope(Kind.REQUEST, made).to_bytes(SERVER_IDENTITY.sign) for made in asked()]
@@ -176,9 +238,11 @@ def envelopes() -> list[Target]:
 
     return [
         Target("request", requests, request, SERVER_IDENTITY.sign, 3),
-        Target("request, key unknown", requests, lambda data: request(data, None), SERVER_IDENTITY.sign, 1),
+        Target(
+            "request, key unknown", requests[:1], lambda data: request(data, None), SERVER_IDENTITY.sign, 1
+        ),
         Target("reply", replies, reply, SITE_IDENTITY.sign, 3),
-        Target("reply, key unknown", replies, lambda data: reply(data, None), SITE_IDENTITY.sign, 1),
+        Target("reply, key unknown", replies[:1], lambda data: reply(data, None), SITE_IDENTITY.sign, 1),
     ]
 
 
@@ -220,13 +284,195 @@ def answered() -> list[list[parts.Answered]]:
         [parts.Masked(bytes(60)), parts.Masked(b"")],
         [parts.Shared((bytes(20), bytes(20)))],
         [parts.PartialSum(bytes(30), (b"", b"sealed")), parts.Done()],
-        [parts.Refused.because("budget")],
+        [parts.Refused.because(SITE_IDENTITY.public, "budget")],
     ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A message of a run, and the state in which the site had it.
+
+    Attributes:
+        site: its number.
+        state: as it was stored.
+        message: the server's.
+    """
+
+    site: int
+    state: bytes
+    message: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Taking:
+    """The server as it was when it had sites' replies in hand.
+
+    Attributes:
+        sites: its view of them.
+        arguments: what its reader is given beside the reply, in two parts.
+        reply: the one that came.
+        shared: what a copy of it need not copy.
+    """
+
+    sites: standing.Sites
+    arguments: tuple[tuple[Any, ...], tuple[Any, ...]]
+    reply: bytes
+    shared: Mapping[int, Any]
+
+    def read(self, reply: bytes) -> None:
+        """Have a copy of the server read a reply."""
+        memo = dict(self.shared)
+        sites, (before, after) = copy.deepcopy((self.sites, self.arguments), memo)
+        sites._take(*before, reply, *after)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A short run between three sites.
+
+    Attributes:
+        steps: of the sites.
+        takings: of the server.
+    """
+
+    steps: list[Step]
+    takings: list[Taking]
+
+
+RUNS = {
+    "clear": 'secure = "none"\n[scheme]\nname = "fedavg"\nsteps = 2\n',
+    "masked": 'secure = "masked"\n[privacy]\nnoise_multiplier = 1.0\n[scheme]\nname = "dp-signfed"\nsteps = 2\n',
+    "additive": 'secure = "additive"\n[scheme]\nname = "cgd"\n',
+}
+COMMON = '[data]\nname = "breast-cancer"\nclients = 3\n[model]\nname = "linear"\n'
+
+
+def members(pinned: Roster | None) -> list[Site]:
+    """Three sites; without a record of what they spend, which would grow with every message."""
+    limits = Limits(allow_rehearsal=True, report_evaluation=True, largest_message=LONGEST)
+    return [
+        Site(number, identity, limits, Forgetful(), roster=pinned)
+        for number, identity in enumerate(IDENTITIES)
+    ]
+
+
+class Forgetful(MemorySpending):
+    """A ledger of which nothing is kept."""
+
+    def write(self, make: Make) -> Entry:
+        """See `MemorySpending.write`."""
+        return make((), NOTHING)
+
+
+IDENTITIES = [Identity.from_secret(bytes([10 + one]) * 32) for one in range(3)]
+ROSTER = Roster(
+    SERVER_IDENTITY.public,
+    tuple(Member(number, f"site-{number}", one.public) for number, one in enumerate(IDENTITIES)),
+)
+
+
+@cache
+def recorded(name: str) -> Recorded:
+    """Play one of `RUNS`, and write down every message and every reading of a reply."""
+    experiment = from_table(parse("rounds = 2\n" + RUNS[name] + COMMON, name))
+    states = [b""] * 3
+    made = Recorded([], [])
+    here = members(ROSTER)
+
+    def answer(number: int, message: bytes) -> bytes:
+        made.steps.append(Step(number, states[number], message))
+        states[number], reply = here[number].step(states[number], message)
+        return reply
+
+    real = standing.Sites._take
+
+    def watched(sites: standing.Sites, *given: Any) -> None:
+        *before, reply, stage, keeps = given
+        heavy = [sites.link, sites.identity, sites.roster, SERVER_IDENTITY, *_heavy(given)]
+        memo = {id(one): one for one in heavy}
+        kept = copy.deepcopy((sites, (tuple(before), (stage, keeps))), dict(memo))
+        made.takings.append(Taking(*kept, reply, memo))
+        real(sites, *given)
+
+    with mock.patch.object(standing.Sites, "_take", watched):
+        link = MemoryLink({number: partial(answer, number) for number in range(3)})
+        federate(experiment, link, identity=SERVER_IDENTITY, roster=ROSTER, rehearse=True)
+    return made
+
+
+def _heavy(given: Sequence[Any]) -> list[Any]:
+    """The federations that the takers of replies know of: no reply changes them."""
+    found: list[Any] = []
+    waiting, seen = list(given), set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Federation | Experiment | Task):
+            found.append(one)
+        elif isinstance(one, partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, MethodType):
+            waiting.append(one.__self__)
+        elif isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or ()]
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif hasattr(one, "__dict__") and type(one).__module__.startswith("discreet."):
+            waiting += vars(one).values()
+    return found
+
+
+def sites(name: str) -> Target:
+    """A site's step, in every state of a run; messages are mutated with those of its other states at hand."""
+    steps = recorded(name).steps
+    here = members(ROSTER)
+    by_message = {step.message: step for step in steps}
+    current = [steps[0]]
+
+    def choose(message: bytes) -> None:
+        current[0] = by_message[message]
+
+    def read(message: bytes) -> None:
+        step = current[0]
+        _, reply = here[step.site].step(step.state, message)
+        Envelope.from_bytes(
+            reply, kind=Kind.REPLY, site=step.site, key=IDENTITIES[step.site].public, peer="the site itself"
+        )
+
+    opened = opener(Kind.REQUEST, lambda: SERVER_IDENTITY.public, lambda: current[0].site)
+    return Target(f"a site, {name}", list(by_message), read, SERVER_IDENTITY.sign, 0.5, choose, opened)
+
+
+def server(name: str) -> Target:
+    """The server's reading of a reply, at every point of a run."""
+    takings = {taking.reply: taking for taking in recorded(name).takings}
+    current = [next(iter(takings.values()))]
+
+    def choose(reply: bytes) -> None:
+        current[0] = takings[reply]
+
+    def site() -> int:
+        return int(current[0].arguments[0][0])
+
+    opened = opener(Kind.REPLY, lambda: IDENTITIES[site()].public, site)
+    return Target(
+        f"the server, {name}",
+        list(takings),
+        lambda reply: current[0].read(reply),
+        lambda message: IDENTITIES[site()].sign(message),
+        0.1,
+        choose,
+        opened,
+    )
 
 
 def targets() -> list[Target]:
     """All that is tried."""
-    return envelopes()
+    return [*envelopes(), *(made(name) for name in RUNS for made in (sites, server))]
 
 
 def _slice(work: tuple[int, int, int]) -> Counter[str]:

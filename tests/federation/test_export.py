@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from discreet.errors import DataError
-from discreet.federation.export import Card, Cost, export_model
+from discreet.federation.export import NOTHING_SPENT, Card, Cost, export_model
 
 TENSORS = {
     "1.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7,
@@ -144,7 +144,9 @@ def test_a_rehearsal_promises_nothing():
 
 
 def test_a_confined_model_comes_with_a_warning():
-    text = card(kind="confined", scheme="cgd", spent=None, spent_in_all=None, secure="additive")
+    text = card(
+        kind="confined", scheme="cgd", spent=NOTHING_SPENT, spent_in_all=NOTHING_SPENT, secure="additive"
+    )
     assert "the confined model of hospital-b alone" in text
     assert "can work out the other sites' models" in text
     assert "**This run**: nothing was given out." in text
@@ -152,7 +154,7 @@ def test_a_confined_model_comes_with_a_warning():
 
 
 def test_a_model_trained_alone_has_spent_nothing():
-    text = card(kind="alone", scheme="local", spent=None, spent_in_all=None)
+    text = card(kind="alone", scheme="local", spent=NOTHING_SPENT, spent_in_all=NOTHING_SPENT)
     assert "Nothing was sent in this run" in text
     assert "Nothing formal" in text
 

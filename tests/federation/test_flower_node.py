@@ -68,7 +68,7 @@ def test_flowers_loop_is_the_known_one():
 
 FORKING = """
 import os, subprocess, sys
-from discreet.federation.flower.node import forking
+from discreet.federation.flower.forking import forking
 
 loaded = {"by": os.getpid()}
 
@@ -125,7 +125,7 @@ def test_commands_are_forks_of_the_process(tmp_path):
 
 def test_a_process_with_threads_does_not_fork(tmp_path):
     program = (
-        "import os, threading; from discreet.federation.flower.node import forking\n"
+        "import os, threading; from discreet.federation.flower.forking import forking\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "before = os.environ['PATH']\n"
         "with forking({'said-app': print}): print(os.environ['PATH'] == before)"

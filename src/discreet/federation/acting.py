@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from discreet.config import Experiment
 from discreet.federation.home import Home
 from discreet.federation.resident import Acting, serve
+from discreet.preparation import prepare
 
 LOG = logging.getLogger(__name__)
 
@@ -42,6 +44,11 @@ def act(folder: Path) -> None:
 def main() -> None:
     """Act for the site in the folder that this process is given."""
     act(Path(sys.argv[1]))
+
+
+def warm() -> None:
+    """Load what the first message would: much of torch and scikit-learn waits until it is used."""
+    prepare(Experiment())
 
 
 def _opened(folder: Path) -> Acting:

@@ -144,13 +144,12 @@ def roster(
     identity: Annotated[Path, typer.Option(metavar="FILE", help="The server's identity.")],
 ) -> None:
     """Make the list of who takes part, of which every party keeps a copy; compare its fingerprints before you do."""
-    from discreet.federation.files import EVERYBODY, NewFile, read, read_text, write_new
-    from discreet.federation.identity import Identity
-    from discreet.federation.roster import Roster
+    from discreet.federation.files import EVERYBODY, NewFile, read_text, write_new
+    from discreet.federation.home import load_identity
+    from discreet.federation.roster import Roster, server_toml
 
-    server = Identity.from_pem(read(identity), identity)
-    head = f'[server]\npublic_key = "{server.public.hex()}"\n\n'
-    made = Roster.from_toml(head + "\n".join(read_text(member) for member in members), file)
+    texts = [server_toml(load_identity(identity).public), *(read_text(member) for member in members)]
+    made = Roster.from_toml("\n".join(texts), file)
     write_new({file: NewFile(made.to_toml().encode(), EVERYBODY)})
     _print_roster(made)
 
@@ -201,11 +200,7 @@ def init(
     data = SiteData(source=source, options=_options(options), folder=str(data_dir) if data_dir else None)
     home = Home.create(folder, SiteSettings(number=number, name=name, data=data))
     me = Member(number, name, home.identity.public)
-    text = (
-        f"[[site]]\nnumber = {number}\nname = {json.dumps(name)}\n"
-        f'public_key = "{me.public.hex()}"\nfingerprint = "{me.fingerprint}"\n'
-    )
-    (member,) = write_new({folder / "member.toml": NewFile(text.encode())})
+    (member,) = write_new({folder / "member.toml": NewFile(me.to_toml().encode())})
     print(f"site {number}, {name}: {me.fingerprint}")
     print(f"send {member} to the server's operator; it holds nothing secret")
 
@@ -223,6 +218,41 @@ def pin(
     made = Roster.from_toml(read_text(file), file)
     Home.open(folder).pin(made)
     _print_roster(made)
+
+
+@site_app.command()
+def export(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write.")],
+    run: Annotated[str | None, typer.Option(metavar="ID", help="Which run; the latest if not given.")] = None,
+) -> None:
+    """Write the site's model of a finished run, and a card that says what it is and what it does not protect."""
+    from discreet.federation.home import Home
+
+    sys.path.append("")  # the site's own modules may lie in the current folder
+    for written in Home.open(folder).export(file, run):
+        print(written)
+
+
+@site_app.command()
+def spent(
+    folder: Folder,
+    delta: Annotated[
+        float | None, typer.Option(help="At which it is counted; that of limits.toml if not given.")
+    ] = None,
+) -> None:
+    """Say what the site has spent in all its runs, and of which runs it has the model."""
+    from discreet.federation.home import Home
+
+    home = Home.open(folder)
+    print(home.spent(delta).line(f"site {home.settings.number}, {home.settings.name}"))
+    limits = home.limits
+    print(
+        "no limit"
+        if limits.epsilon is None
+        else f"limit: epsilon {limits.epsilon:g} at delta {limits.delta:g}"
+    )
+    print(f"models of the runs: {', '.join(home.runs()) or 'none'}")
 
 
 def _print_roster(made: Any) -> None:

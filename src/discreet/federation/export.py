@@ -36,6 +36,23 @@ class Cost:
     releases: int
     unprotected: int
 
+    def line(self, whose: str) -> str:
+        """One line on it."""
+        if not (self.releases or self.unprotected):
+            return f"{whose}: nothing was given out"
+        bare = f"{_many(self.unprotected, 'contribution')} of which nothing was promised"
+        if not self.releases:
+            return f"{whose}: {bare}: no differential privacy"
+        bounded = self.epsilon is not None and math.isfinite(self.epsilon)
+        number = f"epsilon {self.epsilon:.4g}" if bounded else "without a bound"
+        line = (
+            f"{whose}: {number} at delta {self.delta:g} ({self.adjacency}), {_many(self.releases, 'release')}"
+        )
+        return f"{line}; and {bare}, which no epsilon covers" if self.unprotected else line
+
+
+NOTHING_SPENT = Cost(epsilon=0.0, delta=1e-5, adjacency="add-remove", releases=0, unprotected=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -56,8 +73,8 @@ class Card:
             trained by the site alone.
         secure: how contributions were added up.
         unit: whose data a promise is about.
-        spent: what the run has cost this site; None where it gave nothing out.
-        spent_in_all: what all runs have; None where there was nothing.
+        spent: what the run has cost this site.
+        spent_in_all: what all its runs have.
         rehearsal: whether nothing was secret.
         experiment: what ran, as TOML.
         versions: of what decides the figures.
@@ -76,8 +93,8 @@ class Card:
     kind: Literal["global", "confined", "alone"]
     secure: str
     unit: str = "client"
-    spent: Cost | None = None
-    spent_in_all: Cost | None = None
+    spent: Cost = NOTHING_SPENT
+    spent_in_all: Cost = NOTHING_SPENT
     rehearsal: bool = False
     experiment: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -117,8 +134,8 @@ class Card:
         if self.kind == "alone":
             return ["Nothing was sent in this run, and nothing was spent. The model itself promises nothing."]
         return [
-            _cost_line("This run", self.spent),
-            _cost_line("All runs of this site together", self.spent_in_all),
+            f"* {self.spent.line('**This run**')}.",
+            f"* {self.spent_in_all.line('**All runs of this site together**')}.",
         ]
 
     def _limits(self) -> list[str]:
@@ -132,7 +149,7 @@ class Card:
                 "**Whoever is given this model can work out the other sites' models from what it and they share**: the "
                 "differences between confined models never change. Keep it, or ask the other sites first."
             )
-        promised = self.spent is not None and self.spent.releases and not self.spent.unprotected
+        promised = self.spent.releases and not self.spent.unprotected
         if promised and not self.rehearsal:
             found += [
                 f"The promise is about the data of one {self.unit}: what is true of many can still be learnt.",
@@ -156,8 +173,8 @@ class Card:
             "rounds": str(self.rounds),
             "site": self.site,
             "rehearsal": json.dumps(self.rehearsal),
-            "epsilon": json.dumps(None if self.spent is None else self.spent.epsilon),
-            "delta": json.dumps(None if self.spent is None else self.spent.delta),
+            "epsilon": json.dumps(self.spent.epsilon),
+            "delta": json.dumps(self.spent.delta),
             "versions": json.dumps(dict(self.versions)),
         }
 
@@ -195,21 +212,6 @@ _SUMS = {
     "masked": "under masks: the server saw their sum",
     "additive": "by additive shares: the server saw their sum",
 }
-
-
-def _cost_line(what: str, cost: Cost | None) -> str:
-    if cost is None or not (cost.releases or cost.unprotected):
-        return f"* **{what}**: nothing was given out."
-    bare = f"{_many(cost.unprotected, 'contribution')} of which nothing was promised"
-    if not cost.releases:
-        return f"* **{what}**: {bare}: no differential privacy."
-    number = (
-        "without a bound"
-        if cost.epsilon is None or not math.isfinite(cost.epsilon)
-        else f"epsilon {cost.epsilon:.4g}"
-    )
-    line = f"* **{what}**: {number} at delta {cost.delta:g} ({cost.adjacency}), {_many(cost.releases, 'release')}"
-    return f"{line}; and {bare}, which no epsilon covers." if cost.unprotected else f"{line}."
 
 
 def _many(count: int, what: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from discreet.errors import DiscreetError
+
 Cause = Literal["timeout", "unreachable", "crashed", "refused", "malformed"]
 
 Answer = Callable[[bytes], bytes]
@@ -83,7 +85,7 @@ class MemoryLink:
         self.exchanges = 0
 
     def exchange(self, messages: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Failure]:
-        """See `Link`; what a site raises is a crash of it."""
+        """See `Link`; a site that raises one of our errors has crashed, and any other is a failure of the test."""
         self.exchanges += 1
         return {site: self._asked(site, messages[site]) for site in sorted(messages)}
 
@@ -97,4 +99,7 @@ class MemoryLink:
     def _asked(self, site: int, message: bytes) -> bytes | Failure:
         if site not in self.present():
             return Failure("unreachable")
-        return self.fault(site, message, self.sites[site])
+        try:
+            return self.fault(site, message, self.sites[site])
+        except DiscreetError:
+            return Failure("crashed")

@@ -32,6 +32,7 @@ from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.processes import ChildEnded, Family, family, last_words, lives
 from discreet.federation.roster import Member, Roster
+from discreet.federation.server import check_playable
 from discreet.federation.settings import SiteData, SiteSettings
 from discreet.runs import METRICS, PARTIES, check_out
 
@@ -145,6 +146,7 @@ def federate(
         UserError: something in what was asked cannot be done.
         FederationFailed: a process has failed.
     """
+    check_playable(trial.experiment)
     check_out(trial.out, resume=trial.resume)
     places = Places(trial.out.resolve() / PARTIES)
     settle(trial, places)
@@ -216,7 +218,10 @@ def _start(
     numbers = range(trial.sites)
     link, *ports = deployment.free_ports(trial.sites + 1)
     flower = deployment.environment(temporary / "flower", temporary, trial.sites)
-    sites = {**os.environ, "OMP_NUM_THREADS": "1"} if trial.sites > 1 else dict(os.environ)
+    sites = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+    }  # they share the machine; and a process with threads cannot fork
     authority = places.certificates / CA_CERTIFICATE
     settings = _settings(trial, places, temporary, ending)
     deployment.configure(temporary / "flower", f"127.0.0.1:{link}", authority)

@@ -439,7 +439,7 @@ class Told(Answered):
     leaves: ClassVar[str] = (
         "in a rehearsal alone: the training loss, whether there was an update, and how many numbers were cut"
     )
-    written: ClassVar = {"loss": Number(), "withheld": Truth(), "saturated": Whole(8)}
+    written: ClassVar = {"loss": Number(), "withheld": Truth(), "saturated": Whole(8, 2**62)}
     loss: float | None
     withheld: bool
     saturated: int

@@ -103,8 +103,12 @@ def prepared(
         if facts is None or Facts.of(found.partition) == facts:
             return found
         data = preparation.load_data(experiment, folder)
-    if facts is None:
-        facts = Facts((len(data.train),))
+    if (
+        facts is None
+    ):  # nobody has said yet who holds what: as many sites as are expected, each with all of it
+        expected = experiment.data
+        count = expected.rows * expected.columns if expected.partition == "grid" else expected.clients
+        facts = Facts((len(data.train),) * count)
     found = preparation.prepare(experiment, data=data, partition=facts.partition(len(data.train)))
     return replace(found, experiment=replace(found.experiment, given=[]))
 

@@ -30,7 +30,7 @@ from discreet.federation.parts import (
 from discreet.federation.party import as_bytes, written
 from discreet.federation.spending import Entry, Spending
 from discreet.federation.standing import Plan, Sites
-from discreet.federation.terms import how_summed, masking_terms
+from discreet.federation.terms import FEWEST, how_summed, masking_terms
 from discreet.preparation import Federation
 from discreet.progress import Outcome, Progress, is_over
 from discreet.randomness import SERVER, Seeded
@@ -99,7 +99,7 @@ class Table:
             ahead = None
         if len(drawn) and not len(cohort):
             raise RoundAborted((), 1, "none of the sites drawn is there")
-        game = Game(self, progress, number, attempt, cohort, ahead)
+        game = Game(self, progress, number, attempt, len(drawn), cohort, ahead)
         state = game.play()
         lost = len(drawn) - len(game.arrived)
         return Outcome(
@@ -172,16 +172,20 @@ class Game:
         progress: before it.
         number: of the round.
         attempt: counted from 0.
-        cohort: who takes part.
+        drawn: how many were drawn for the round.
+        cohort: who of them takes part.
         ahead: the masked sums, where their keys are shared already.
         tally: what is counted.
         arrived: whose contributions are in a sum.
+        sealed: of a sum within rows, what each site is sent of its total.
+        before: bytes from and to the sites before it.
     """
 
     table: Table
     progress: Progress
     number: int
     attempt: int
+    drawn: int
     cohort: NDArray[np.int64]
     ahead: Sums | None
     tally: Tally = field(default_factory=Tally)
@@ -312,6 +316,8 @@ class Game:
                 self._ask(plan, deadlines.keys, stage.value)
                 self._close(sums)
         if not sums.sums:
+            if len(self.cohort) < self.drawn:
+                raise RoundAborted(self.cohort.tolist(), FEWEST, "too few of the sites drawn are there")
             self.tally.released = False
             return Total(zeros(phase.group, (phase.length,)), 0)
         following = table.prepared(self.progress, self.number + 1)

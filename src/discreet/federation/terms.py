@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from discreet.config import Experiment
-from discreet.errors import LocalProtocolError
+from discreet.errors import ConfigError, LocalProtocolError
 from discreet.federation.parts import ADDITIVE, IN_CLEAR, MASKED
 from discreet.preparation import Federation
 from discreet.schemes.base import Phase
@@ -15,6 +15,9 @@ from discreet.sums import masking_graph
 
 FALLING_SILENT = 1.0
 """Between real sites anybody may fall silent: without a promise of noise that says how many, plan for some."""
+
+FEWEST = 3
+"""Sites in a masked sum: that of two tells each the other's vector."""
 
 
 def how_summed(experiment: Experiment, phase: Phase) -> int:
@@ -53,6 +56,8 @@ def masking_terms(
     if len(phases) != 1 or phases[0].scope != "all" or how_summed(federation.experiment, phases[0]) != MASKED:
         raise LocalProtocolError("masked sums are the only one of their round, and over all participants")
     (phase,) = phases
+    if len(cohort) < FEWEST:
+        raise ConfigError("cohort", f"{len(cohort)} sites", f"at least {FEWEST}")
     graph = masking_graph(task.promise, len(cohort), FALLING_SILENT)
     needed = 0 if task.promise is None else task.promise.needed(len(cohort))
     return MaskingTerms(

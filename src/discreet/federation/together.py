@@ -1,7 +1,7 @@
 """Many processes of one program, which load it once: ``python -m discreet.federation.together MODULE PLAN.json``.
 
-The parent imports the module, and forks a child for each entry of the plan: loading torch or Flower takes seconds and
-hundreds of megabytes, which the children share. Each child leads a session of its own, writes to a log of its own, and
+The parent imports the module, calls its ``warm``, and forks a child for each entry of the plan: loading torch or Flower
+takes seconds and hundreds of megabytes, which the children share. Each child leads a session of its own, writes to a log of its own, and
 calls the module's ``main`` with its own arguments. The parent does nothing more than wait for them: SIGTERM to it goes
 to all, and it ends when the last has ended.
 """
@@ -36,7 +36,8 @@ def main(module: str, text: str) -> None:
     """Start the children, and wait for all of them."""
     asked: dict[str, Any] = json.loads(text)
     sys.path.append("")  # as the command line does: the user's own modules may lie in the current folder
-    run = import_module(module).main
+    program = import_module(module)
+    program.warm()
     folder = Path(asked["folder"])
     while asked["after"] and not Path(asked["after"]).exists():
         time.sleep(0.1)
@@ -45,7 +46,7 @@ def main(module: str, text: str) -> None:
         child = os.fork()
         if child == 0:
             _speak(folder, name)
-            become(run, name, arguments)
+            become(program.main, name, arguments)
         children[child] = name
         (folder / f"{name}.pid").write_text(str(child))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from discreet.privacy.accounting import Adjacency, FixedSize, Poisson, Sampling
 from discreet.privacy.promise import Promise
-from discreet.privacy.traffic import Traffic
+from discreet.privacy.traffic import Summed, Traffic, in_columns, said_of_cohort, said_of_sums
 
 VACUOUS = 10.0
 """An epsilon above which a promise says little: odds may change by a factor of more than 20,000."""
@@ -64,7 +64,7 @@ class Plan:
     sampling: Literal["poisson", "fixed"]
     rounds: int
     parameters: int
-    secure: Literal["masked", "additive", "none"]
+    secure: Summed
     survivors: int
     neighbours: int | None
     mechanism: str
@@ -101,11 +101,9 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each line of a table, in order; `traffic` has columns of its own."""
-        drawn = f"{self.cohort:g} of {self.clients}, {'independently' if self.sampling == 'poisson' else 'always'}"
+        drawn = said_of_cohort(self.cohort, self.clients, self.sampling)
         pld = "no theory" if self.epsilon_pld is None else f"{self.epsilon_pld:.4g}"
-        sums = {"none": "in the clear", "masked": "masked", "additive": "by additive shares"}[self.secure]
-        if self.neighbours is not None:
-            sums += f", {self.neighbours} neighbours"
+        sums = said_of_sums(self.secure, self.neighbours)
         return [
             ("scheme", self.scheme),
             ("clients a round", drawn if self.groups == 1 else f"{drawn}, in {self.groups} groups"),
@@ -129,27 +127,7 @@ class Plan:
 
     def traffic_rows(self) -> list[tuple[str, ...]]:
         """The table of `traffic`, its heading first; amounts in MB of 10^6 bytes."""
-        rows: list[tuple[str, ...]] = [
-            (
-                "scheme",
-                "bits a parameter",
-                "MB a client and round",
-                "MB a client",
-                "MB in all",
-                "MB down a round",
-            )
-        ]
-        for one in self.traffic:
-            amounts = (
-                one.megabytes_a_round,
-                one.megabytes_a_client,
-                one.megabytes_total,
-                one.downlink_megabytes_a_round,
-            )
-            rows.append(
-                (one.scheme, f"{one.bits_per_parameter:.4g}", *(f"{amount:,.4g}" for amount in amounts))
-            )
-        return rows
+        return in_columns(self.traffic)
 
 
 def largest_cohort(drawn: Sampling, clients: int, groups: int = 1) -> int:

@@ -52,7 +52,7 @@ def configure(home: Path, address: str, authority: Path) -> None:
 def superlink(port: int, authority: Path, certificate: Path, key: Path) -> list[str]:
     """The command of a SuperLink that only nodes with a registered key reach, over TLS, on this machine."""
     return [
-        "flower-superlink",
+        *(sys.executable, "-m", "discreet.federation.flower.superlink"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certfile", str(authority)),
         "--enable-supernode-auth",

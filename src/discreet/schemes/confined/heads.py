@@ -40,11 +40,11 @@ class Strip:
 class Space:
     """Room for one worker's numbers, used again for stack after stack: memory that is fresh costs as much as the work.
 
-    Outputs come before columns, so that each output's numbers are neighbours.
+    Columns come last but for the hidden activations: what is done to each column alike goes through neighbours.
 
     Attributes:
         weight: of the heads, shape (R, outputs, columns, hidden), for as many pieces as a stack has at most.
-        outputs: shape (R, outputs, columns, B).
+        outputs: shape (R, B, outputs, columns).
         below: gradients by the first layer's outputs, of as many numbers as any strip has.
         passed: likewise, 1 where these are passed on and 0 elsewhere, for strips with picked examples.
     """
@@ -73,7 +73,7 @@ class Space:
         picked = [strip.picked.numel() for strip in every if strip.picked is not None]
         return cls(
             inputs.new_empty(pieces, outputs, columns, hidden),
-            inputs.new_empty(pieces, outputs, columns, examples),
+            inputs.new_empty(pieces, examples, outputs, columns),
             inputs.new_empty(max(sizes) * hidden),
             inputs.new_empty(max(picked, default=0) * hidden),
         )
@@ -84,7 +84,7 @@ class Heads:
     """What R pieces' participants, `columns` each, give by their outputs.
 
     Attributes:
-        by_outputs: gradients, shape (R, outputs, columns, B).
+        by_outputs: gradients, shape (R, columns, B, outputs).
         by_weight: their sum over everybody by the layer's weight, shape (outputs, hidden).
         by_bias: the same by its bias, shape (outputs,).
         losses: the sums of the weighted losses, mean over columns, shape (R,).
@@ -152,40 +152,40 @@ def heads(
         active: common activations, shape (R, B, hidden).
         targets: shape (R, B, ...).
         weights: of the examples, shape (R, B).
-        space: for the outputs, shape (R, outputs, columns, B).
+        space: for the outputs, shape (R, B, outputs, columns).
     """
     rows, outputs, columns, _ = weight.shape
     examples = active.shape[1]
-    together, turned, flat = weight.flatten(1, 2), active.transpose(1, 2), space.flatten(1, 2)
+    turned, flat = weight.flatten(1, 2).transpose(1, 2), space.flatten(2)
     if bias is None:
-        torch.bmm(together, turned, out=flat)
+        torch.bmm(active, turned, out=flat)
     else:
-        torch.baddbmm(bias.flatten(1).unsqueeze(2), together, turned, out=flat)
+        torch.baddbmm(bias.flatten(1).unsqueeze(1), active, turned, out=flat)
     if loss is cross_entropy:
         delta, losses = _cross_entropy(space, targets, weights)
     else:
-        spread = space.permute(0, 2, 3, 1).reshape(rows, columns * examples, outputs)
+        spread = space.permute(0, 3, 1, 2).reshape(rows, columns * examples, outputs)
         repeated = targets.repeat(1, columns, *(1,) * (targets.dim() - 2))
-        delta, losses = loss_gradient(loss, spread, repeated, weights.repeat(1, columns))
-        delta = space.copy_(delta.view(rows, columns, examples, outputs).permute(0, 3, 1, 2))
-    summed = delta.sum(2)
-    by_weight = torch.bmm(summed, active).sum(0)
-    return Heads(delta, by_weight, summed.sum((0, 2)), losses / columns)
+        found, losses = loss_gradient(loss, spread, repeated, weights.repeat(1, columns))
+        delta = space.copy_(found.view(rows, columns, examples, outputs).permute(0, 2, 3, 1))
+    summed = delta.sum(3)
+    by_weight = torch.bmm(summed.transpose(1, 2), active).sum(0)
+    return Heads(delta.permute(0, 3, 1, 2), by_weight, summed.sum((0, 1)), losses / columns)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """`loss_gradient` of cross-entropy for outputs of shape (R, outputs, columns, B), which are overwritten."""
-    place = targets[:, None, None]
-    right = outputs.gather(1, place.expand(-1, -1, outputs.shape[2], -1)).squeeze(1)
-    largest = outputs.amax(1)
+    """`loss_gradient` of cross-entropy for outputs of shape (R, B, outputs, columns), which are overwritten."""
+    place = targets[:, :, None, None]
+    right = outputs.gather(2, place.expand(-1, -1, 1, outputs.shape[3])).squeeze(2)
+    largest = outputs.amax(2)
     # less the largest, so that the sum of the powers is 1 or more
-    powers = outputs.sub_(largest.unsqueeze(1)).exp_()
-    sums = powers.sum(1)
-    losses = (largest.sub_(right).add_(sums.log()).sum(1) * weights).sum(1)
-    truth = outputs.new_zeros(len(outputs), outputs.shape[1], 1, outputs.shape[3])
-    truth.scatter_(1, place, -weights[:, None, None])
-    by_sums = torch.div(weights.unsqueeze(1), sums, out=sums)
-    return torch.addcmul(truth, powers, by_sums.unsqueeze(1), out=powers), losses
+    powers = outputs.sub_(largest.unsqueeze(2)).exp_()
+    sums = powers.sum(2)
+    losses = (largest.sub_(right).add_(sums.log()).sum(2) * weights).sum(1)
+    truth = outputs.new_zeros(*outputs.shape[:3], 1)
+    truth.scatter_(2, place, -weights[:, :, None, None])
+    by_sums = torch.div(weights.unsqueeze(2), sums, out=sums)
+    return torch.addcmul(truth, powers, by_sums.unsqueeze(2), out=powers), losses
 
 
 def add_blocks(
@@ -200,7 +200,7 @@ def add_blocks(
 
     Args:
         strips: the piece's inputs.
-        by_outputs: shape (outputs, columns, B).
+        by_outputs: shape (columns, B, outputs).
         weight: shape (outputs, columns, hidden).
         passed: 1 where the first layer's outputs are passed on and 0 elsewhere, shape (B, hidden); None for everywhere.
         space: of the worker.
@@ -208,14 +208,14 @@ def add_blocks(
     """
     outputs, _, hidden = weight.shape
     sizes = [len(strip.inputs) for strip in strips]
-    split = (torch.split(by_outputs, sizes, 1), torch.split(weight, sizes, 1), torch.split(blocks_sum, sizes))
+    split = (torch.split(by_outputs, sizes), torch.split(weight, sizes, 1), torch.split(blocks_sum, sizes))
     for strip, above, own, added in zip(strips, *split, strict=True):
         columns, _, examples = strip.inputs.shape
         count = columns * examples * hidden
         below, mask, picked = space.below[:count].view(columns, examples, hidden), passed, strip.picked
         if picked is not None:
-            above = above.gather(2, picked.expand(outputs, -1, -1))
-        torch.bmm(above.permute(1, 2, 0), own.transpose(0, 1), out=below)
+            above = above.gather(1, picked.unsqueeze(2).expand(-1, -1, outputs))
+        torch.bmm(above, own.transpose(0, 1), out=below)
         if mask is not None and picked is not None:
             mine = space.passed[:count].view(-1, hidden)
             mask = torch.index_select(mask, 0, picked.flatten(), out=mine).view_as(below)

@@ -1,0 +1,262 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from parties import (
+    ALLOWED,
+    dealt,
+    experiment,
+    parties,
+    roster,
+    run,
+    same_state,
+    simulated,
+)
+
+from discreet.config import Data, Dropouts, Engine, Experiment
+from discreet.errors import ConfigError, RunAborted, UserError
+from discreet.federation.link import Failure, MemoryLink
+from discreet.federation.server import REHEARSED, TRUSTED
+from discreet.federation.site import kept_model
+from discreet.schemes import ConfinedGradientDescent, DPSignFed, FedAvg, Lossless
+from discreet.simulation import simulate
+
+CLOCKS = {"seconds", "evaluation_seconds", "uplink_bytes", "downlink_bytes"}
+"""Figures that are not those of a simulation: times, and bytes with their envelopes."""
+
+GRID = dealt((18, 11), (np.array([0, 2, 4]), np.array([1, 3, 5])))
+ADDITIVE = {"secure": "additive"}
+
+
+def cgd(**settings):
+    return ConfinedGradientDescent(learning_rate=0.1, **settings)
+
+
+CASES = {
+    "fedsgd": (experiment("fedsgd"), None),
+    "fedavg": (experiment("fedavg"), None),
+    "fedavg, some": (experiment("fedavg", fraction=0.5, rounds=4), None),
+    "robust-fedavg": (experiment("robust-fedavg"), None),
+    "signfed": (experiment("signfed"), None),
+    "local": (experiment("local"), None),
+    "dp-fedavg, clear": (experiment("dp-fedavg", secure="none"), None),
+    "dp-fedavg, masked": (experiment("dp-fedavg"), None),
+    "dp-signfed": (experiment("dp-signfed"), None),
+    "dp-signfed, poisson": (experiment("dp-signfed", sampling="poisson", fraction=0.7, rounds=5), None),
+    "dp-signfed, groups": (
+        experiment(DPSignFed(groups=2, steps=2)),
+        dealt((7, 5, 9, 4, 6, 8, 3, 10)),
+    ),
+    "cgd, masked": (experiment(cgd(batch_size=5), secure="masked"), None),
+    "cgd, additive": (experiment(cgd(), **ADDITIVE), None),
+    "cgd, grid": (experiment(cgd(), **ADDITIVE), GRID),
+    "cgd, grid in the clear": (experiment(cgd(batch_size=5)), GRID),
+    "cgd, grid of delays": (experiment(cgd(max_delay=1, heads="row", batch_size=4), **ADDITIVE), GRID),
+    "cgd, grid alone": (experiment(cgd(forward="independent"), **ADDITIVE), GRID),
+    "lossless": (experiment(Lossless(rho=1.0, learning_rate=0.05)), None),
+    "lossless, masked": (experiment(Lossless(rho=1.0, batch_size=4), secure="masked"), None),
+    "lossless, additive": (experiment(Lossless(rho=1.0, m=2), **ADDITIVE), None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rehearsal_between_sites_is_the_simulation_bit_for_bit(case):
+    asked, partition = CASES[case]
+    alone = simulated(asked, partition)
+    members = parties(partition)
+    together = run(asked, members)
+    assert same_state(alone, together)
+    assert (alone.vector is None) == (together.vector is None)
+    for one, other in zip(alone.metrics, together.metrics, strict=True):
+        assert {key: one[key] for key in one if key not in CLOCKS} == {
+            key: other[key] for key in one if key not in CLOCKS
+        }
+    assert alone.result["privacy"] == together.result["privacy"]
+    assert [refusal for one in members for refusal in one.refusals] == []
+    assert {REHEARSED, TRUSTED} <= set(together.result["notes"])
+
+
+def test_sites_that_hold_parts_of_the_experiments_own_data_are_the_simulation_too():
+    asked = Experiment(
+        data=Data(clients=3), scheme=FedAvg(steps=2), rounds=2, engine=Engine(lanes=1, workers=1)
+    )
+    together = run(asked, parties(sites=3), data=None)
+    assert same_state(simulate(asked), together)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings", "exchanges"),
+    [
+        # to greet, and to end; then one a round, two (and two before the first), or two for each sum
+        ("fedavg", {}, 2 + 3),
+        ("dp-signfed", {}, 2 + 2 + 2 * 3),
+        (cgd(), ADDITIVE, 2 + 2 * 3),
+    ],
+)
+def test_a_round_takes_few_exchanges(scheme, settings, exchanges):
+    members = parties()
+    link = MemoryLink({one.number: one for one in members})
+    run(experiment(scheme, **settings), members, link=link)
+    assert link.exchanges == exchanges
+
+
+@pytest.mark.parametrize("case", ["fedavg", "dp-signfed", "cgd, additive", "cgd, grid", "lossless, masked"])
+def test_a_deployment_is_no_simulation_and_learns_all_the_same(case):
+    asked, partition = CASES[case]
+    count = (dealt() if partition is None else partition).clients
+    first, second = (
+        run(asked, parties(partition, pinned=roster(count)), rehearse=False, roster=roster(count))
+        for _ in range(2)
+    )
+    assert first.metrics[-1]["participants"] == count
+    assert first.metrics[-1]["train_loss"] is None  # which never leaves a site
+    assert not same_state(first, second)
+    assert not {REHEARSED, TRUSTED} & set(first.result["notes"])
+    for name, tensor in first.checkpoint.tensors.items():
+        assert tensor.isfinite().all(), name
+
+
+def test_confined_models_of_a_deployment_move_together_and_are_judged_at_home():
+    asked = experiment(cgd(), **ADDITIVE)
+    members = parties()
+    found = run(asked, members, rehearse=False)
+    models = torch.stack([kept_model(one.state).vector for one in members])
+    assert models.shape == (4, found.result["parameters"]) and len(models.unique(dim=0)) == 4
+    judged = [line["accuracy"] for line in found.metrics]
+    assert all(0 <= accuracy <= 1 for accuracy in judged) and found.metrics[-1]["worst_accuracy"] is not None
+    assert "spread" not in found.result  # nobody knows it
+    moved = found.checkpoint.tensors["state.displacement"]
+    assert moved.abs().max() > 0
+
+
+def test_every_site_ends_with_the_global_model():
+    members = parties()
+    found = run(experiment("fedavg"), members)
+    for one in members:
+        kept = kept_model(one.state)
+        assert torch.equal(kept.vector, found.vector)
+        assert kept.facts["rounds"] == 3 and kept.facts["examples"] == [7, 13, 20, 9]
+    assert kept_model(b"") is None
+
+
+def test_metrics_say_what_passed_between_whom():
+    found = run(experiment("dp-signfed"), parties())
+    line = found.metrics[-1]
+    assert [one["stage"] for one in line["phases"]] == ["votes", "unmask"]
+    assert sum(one["up"] for one in line["phases"]) == line["uplink_bytes"]
+    assert sum(its["down"] for its in line["sites"].values()) == line["downlink_bytes"]
+    assert line["failures"] == [] and line["attempts"] == 1
+
+
+def run_folder(path):
+    return {file.name for file in path.iterdir()}
+
+
+@pytest.mark.parametrize("scheme", ["local", "dp-signfed"])
+def test_a_run_goes_on_where_its_server_was_killed(scheme, tmp_path):
+    asked = experiment(scheme, rounds=4)
+    whole = run(asked, parties())
+    members = parties()
+    seen = []
+
+    class Killed(Exception):
+        pass
+
+    def killing(site, message, answer):
+        # in the middle of round 3, when some sites have answered and others have not
+        if link.exchanges == {"local": 6, "dp-signfed": 8}[scheme] and site == 2:
+            raise Killed
+        return answer(message)
+
+    link = MemoryLink({one.number: one for one in members}, killing)
+    with pytest.raises(Killed):
+        run(
+            asked,
+            members,
+            link=link,
+            out=tmp_path / "run",
+            on_round=lambda line, _: seen.append(line["round"]),
+        )
+    assert seen == [1, 2]
+    for one in members:
+        one.restart()
+    resumed = run(asked, members, out=tmp_path / "run", resume=True)
+    assert same_state(whole, resumed)
+    assert [line["round"] for line in resumed.metrics] == [1, 2, 3, 4]
+    assert [line["loss"] for line in resumed.metrics] == [line["loss"] for line in whole.metrics]
+    assert json.loads((tmp_path / "run" / "federation.json").read_text())["session"] == 2
+    assert {"config.toml", "metrics.jsonl", "result.json", "checkpoint.safetensors"} <= run_folder(
+        tmp_path / "run"
+    )
+
+
+def test_what_was_about_to_be_released_counts_after_a_kill(tmp_path):
+    asked = experiment("dp-signfed", rounds=2)
+    members = parties()
+
+    class Killed(Exception):
+        pass
+
+    def killing(site, message, answer):
+        if link.exchanges == 5:  # the first round's sum is about to be unmasked
+            raise Killed
+        return answer(message)
+
+    link = MemoryLink({one.number: one for one in members}, killing)
+    with pytest.raises(Killed):
+        run(asked, members, link=link, out=tmp_path / "run")
+    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 1
+    resumed = run(asked, members, out=tmp_path / "run", resume=True)
+    assert resumed.result["privacy"]["releases"] == 3  # two rounds, and one that may have been seen
+
+
+def test_a_run_without_enough_sites_says_who_is_missing_and_why():
+    members = parties()
+    link = MemoryLink({one.number: one for one in members})
+    link.absent = {2}
+    with pytest.raises(UserError, match=r"site 2: unreachable"):
+        run(experiment("fedavg"), members, link=link)
+    members[1].options["limits"] = ALLOWED.__class__(minimum_cohort=5)
+    members[1].restart()
+    with pytest.raises(UserError, match=r"site 1: refused, limits"):
+        run(experiment("fedavg"), members)
+
+
+def test_a_round_that_fails_again_and_again_stops_the_run_and_leaves_it_resumable(tmp_path):
+    asked = experiment("dp-signfed", rounds=3)
+    members = parties()
+
+    def silent(site, message, answer):
+        return Failure("timeout") if site > 1 and link.exchanges > 6 else answer(message)
+
+    link = MemoryLink({one.number: one for one in members}, silent)
+    with pytest.raises(RunAborted, match=r"round 2 failed 3 times.*site 2.*timeout") as caught:
+        run(asked, members, link=link, out=tmp_path / "run", attempts=3)
+    assert caught.value.attempts == 3
+    resumed = run(asked, members, out=tmp_path / "run", resume=True)
+    assert same_state(run(asked, parties()), resumed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"dropouts": Dropouts(mask=0.1)}, "dropouts"),
+        ({"scheme": "centralized"}, "scheme.name"),
+    ],
+)
+def test_what_makes_no_sense_between_sites_is_refused(changes, key):
+    chosen = {"scheme": "fedavg"} | changes
+    with pytest.raises(ConfigError, match=key):
+        run(experiment(chosen.pop("scheme"), **chosen), parties())
+
+
+def test_sites_that_do_not_make_a_grid_are_refused():
+    with pytest.raises(UserError, match="does not fit"):
+        members = [*parties(GRID)[:3], parties(dealt())[3]]
+        run(experiment(cgd()), members)
+
+
+def test_no_resume_without_a_folder():
+    with pytest.raises(ConfigError, match="out"):
+        run(experiment("fedavg"), parties(), resume=True)
