@@ -63,6 +63,10 @@ def refused(table):
         ({"data": {"n_clients": 5}}, "data.n_clients", "data.clients"),
         ({"num_rounds": 5}, "num_rounds", "rounds"),
         ({"dropouts": {"masks": 0.1}}, "dropouts.masks", "dropouts.mask"),
+        # a key of a section, outside of it
+        ({"clients": 2}, "clients", "data.clients"),
+        ({"epsilon": 2.0}, "epsilon", "privacy.epsilon"),
+        ({"name": "mlp"}, "name", "data.name or model.name"),
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest_right_one(table, key, right):

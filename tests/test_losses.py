@@ -10,6 +10,7 @@ from discreet.losses import (
     FOR_CLASSES,
     FOR_VALUES,
     LOSSES,
+    called,
     check,
     cross_entropy,
     find,
@@ -143,6 +144,7 @@ def test_a_users_loss_is_found(losses_module):
         "losses_of_a_user:absent",
         "losses_of_a_user:number",
         "losses_of_a_user",
+        "squared-eror",
         ".relative:loss",
         ":loss",
         "",
@@ -152,6 +154,14 @@ def test_a_loss_that_is_not_there_is_refused_in_one_line(losses_module, spec):
     with pytest.raises(ModelError, match=r"model\.loss = ") as caught:
         find(spec, classes=True)
     assert repr(spec) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_loss_is_called_as_it_is_asked_for(losses_module):
+    assert [called(find(name, classes=name != "mse")) for name in LOSSES] == list(LOSSES)
+    losses_module.l_w = test_a_users_loss_is_found
+    assert called(losses_module.l_w) == f"{__name__}:test_a_users_loss_is_found"
+    with pytest.raises(ModelError, match=r"'squared-eror': expected auto, .*did you mean 'squared-error'\?"):
+        find("squared-eror", classes=True)
 
 
 def test_a_users_module_that_fails_is_refused_in_one_line(tmp_path, monkeypatch):

@@ -240,7 +240,42 @@ def test_an_experiment_without_privacy_is_planned_for_noisy_votes():
     found = plan(experiment, noise_multiplier=20.0, rounds=2)
     assert (found.scheme, found.clients, found.cohort) == ("dp-signfed", 20, 10)
     with pytest.raises(ConfigError, match="epsilon = None"):
-        plan(experiment)
+        plan(experiment, delta=1e-6)
+
+
+def test_without_a_wish_for_privacy_only_messages_are_planned():
+    found = plan(config.load("digits-fedavg"), rounds=3)
+    assert (found.scheme, found.clients, found.cohort, found.rounds) == ("fedavg", 20, 10, 3)
+    private = {name for name, kind in SCHEMES.items() if kind.private}
+    rows = {row.scheme: row for row in found.traffic}
+    assert rows.keys() == SCHEMES.keys() - private - {"local", "centralized", "lossless"}
+    # the parameters and the weight, in float32, to and from 10 clients a round
+    assert rows["fedavg"].megabytes_total == pytest.approx(10 * 3 * 4 * (found.parameters + 1) / 1e6)
+    assert found.bits_per_parameter == pytest.approx(32 * (1 + 1 / found.parameters))
+    assert "no noise" in found.statement and found.to_dict()["traffic"][0]["scheme"] == "fedsgd"
+
+
+@pytest.mark.parametrize("sets", [[], ["scheme.m=10"], ["secure=masked"], ["secure=additive", "scheme.m=2"]])
+def test_what_lossless_sends_depends_on_m_and_is_what_the_run_reports(sets):
+    experiment = config.load("digits-lossless", ["model.widths=[6]", "rounds=1", *sets])
+    found, result = plan(experiment), discreet.simulate(experiment).result
+    assert found.bits_per_parameter == result["bits_per_parameter"]
+    (own,) = (row for row in found.traffic if row.scheme == "lossless")
+    received = own.downlink_megabytes_a_round * found.clients
+    assert received == pytest.approx(result["downlink_bytes"] / 1e6)
+    # m + 2 hidden gradients of 64 x 6 + 6 numbers, the last layer's 70, 7 means and a weight, of 64 bits
+    numbers = (experiment.scheme.m + 2) * 390 + 70 + 7 + 1
+    assert found.bits_per_parameter == pytest.approx(64 * numbers / 460, rel=0 if not sets else 0.03)
+    assert [name for name, _ in found.rows()][-1] == "sums" and found.traffic_rows()[0][0] == "scheme"
+
+
+def test_what_lossless_cannot_do_is_refused_by_its_plan():
+    with pytest.raises(ConfigError, match=r"scheme\.m = 11: expected 1 to 10"):
+        plan(config.load("digits-lossless", ["scheme.m=11"]))
+    with pytest.raises(ConfigError, match=r"scheme\.m = 11: expected 1 to 10"):
+        plan(config.load("digits-lossless", ["scheme.m=11"]), epsilon=3.0)
+    with pytest.raises(ConfigError, match=r"parameters = 100: expected .* model"):
+        plan(config.load("digits-lossless"), parameters=100)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,9 @@ def test_what_has_no_room_in_fixed_point_is_cut_and_counted():
     data = dataclasses.replace(data, train=dataclasses.replace(data.train, inputs=data.train.inputs * 1e3))
     run = simulate(chosen, data=data, partition=deal(), model=chain())
     assert run.metrics[0]["saturated"] > 0
-    assert "raise scheme.headroom" in " ".join(run.result["notes"])
+    (note,) = [note for note in run.result["notes"] if "fixed point" in note]
+    assert note.startswith(f"{run.metrics[0]['saturated']:,} numbers were too large")
+    assert note.endswith("in 1 rounds, the first 1: raise scheme.headroom (now 1)")
 
 
 def test_a_thousand_clients_fit_into_the_ring():
@@ -289,6 +291,24 @@ def test_noise_that_may_be_felt_is_remarked():
     run = simulate(chosen, data=images(), partition=deal(), model=chain())
     (note,) = [note for note in run.result["notes"] if "rho" in note]
     assert note.startswith("in 2 rounds, the first 1,") and "lower scheme.rho" in note
+
+
+def test_in_float32_a_remark_is_made_where_more_than_its_rounding_is_lost():
+    def notes(rho):
+        chosen = experiment(Lossless(rho=rho, precision="float32"), widths=None, rounds=2)
+        run = simulate(chosen, data=images(), partition=deal(), model=chain())
+        lost = max(line["kappa"] for line in run.metrics) * 2.0**-23
+        return lost, [note for note in run.result["notes"] if "rho" in note]
+
+    lost, found = notes(1.0)
+    assert 1e-6 < lost < 1e-4 and not found
+
+
+def test_what_could_leave_no_digit_is_refused():
+    with pytest.raises(ConfigError, match=r"scheme\.rho = 1e\+300: expected at most 1e\+09"):
+        Lossless(rho=1e300)
+    with pytest.raises(ConfigError, match=r"scheme\.headroom = 1e\+20"):
+        Lossless(headroom=1e20)
 
 
 def test_noise_that_drowns_the_gradient_stops_the_run():

@@ -38,7 +38,10 @@ ENVELOPES = st.builds(
 )
 
 
-def envelope(kind=Kind.REPLY, parts=(Part(4, b"work"),), **changes):
+WORK = (Part(4, b"work"),)
+
+
+def envelope(kind=Kind.REPLY, parts=WORK, **changes):
     fields = {"session": 1, "sequence": 7, "round": 3, "attempt": 0, "site": 2} | changes
     return Envelope(kind=kind, run=b"r" * 16, parts=tuple(parts), **fields)
 

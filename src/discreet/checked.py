@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -70,6 +70,8 @@ def _explained(error: ValidationError, kind: type[Any], prefix: str) -> ConfigEr
 
 def _hint(key: str, kind: type[Any], prefix: str) -> str:
     names = [field.name for field in dataclasses.fields(kind)]
+    if sections := _sections_with(key, kind):
+        return f"did you mean {' or '.join(f'{prefix}{section}.{key}' for section in sections)}?"
     known = {name: name for name in names} | {
         other: name for other, name in SYNONYMS.items() if name in names
     }
@@ -77,3 +79,14 @@ def _hint(key: str, kind: type[Any], prefix: str) -> str:
     if near is not None:
         return f"did you mean {prefix}{known[near]}?"
     return f"{prefix.rstrip('.') or 'the top level'} has {', '.join(names)}"
+
+
+def _sections_with(key: str, kind: type[Any]) -> list[str]:
+    """The sections among a class's fields that have such a key."""
+    hints = get_type_hints(kind)
+    return [
+        name
+        for name in (field.name for field in dataclasses.fields(kind))
+        for one in (hints[name], *get_args(hints[name]))
+        if dataclasses.is_dataclass(one) and key in {field.name for field in dataclasses.fields(one)}
+    ]

@@ -417,7 +417,7 @@ def plan(
             made = forecast.plan(chosen, data_dir=data_dir, **wishes)
         except ConfigError as error:
             raise _about_an_option(error, wishes) from None
-        if measure:
+        if measure and isinstance(made, forecast.Plan):
             made = replace(made, timings=forecast.timings(made))
     if as_json:
         print(json.dumps(made.to_dict(), indent=1, allow_nan=False))
@@ -426,7 +426,7 @@ def plan(
     print()
     print_columns(made.traffic_rows())
     print(f"\n{made.statement}")
-    for warning in made.warnings:
+    for warning in made.warnings if isinstance(made, forecast.Plan) else ():
         print(f"Warning: {warning}")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet.errors import ModelError
+from discreet.names import did_you_mean
 from discreet.probe import users_code
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -99,12 +100,24 @@ def find(spec: str | Loss, *, classes: bool) -> Loss:
                 f"model.loss = {spec!r} does not fit targets that are {kind}: use auto, {', '.join(fitting)}"
             )
         return LOSSES[spec]
+    if ":" not in spec:
+        known = f"auto, {', '.join(LOSSES)}, or package.module:function"
+        raise ModelError(f"model.loss = {spec!r}: expected {known}{did_you_mean(spec, LOSSES)}")
     module_name, _, name = spec.partition(":")
     with users_code(f"model.loss = {spec!r}: expected package.module:function"):
         found = getattr(importlib.import_module(module_name), name)
     if not callable(found):
         raise ModelError(f"model.loss = {spec!r}: {name} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+def called(loss: Loss) -> str:
+    """A loss by the name that `find` takes, or nearly so where it was handed over as a function."""
+    named = next((name for name, one in LOSSES.items() if one is loss), None)
+    if named is not None:
+        return named
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def check(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

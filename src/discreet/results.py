@@ -278,9 +278,13 @@ def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]]) -> li
             )
     cut = sum(line.get("saturated", 0) for line in history)
     if cut:
-        keys = ("largest_gradient", "largest_activation", "headroom")
-        known = " or ".join(f"scheme.{key}" for key in keys if hasattr(federation.scheme, key))
-        found.append(f"{cut:,} numbers were too large for fixed point and were cut: raise {known}")
+        scheme, keys = federation.scheme, ("largest_gradient", "largest_activation", "headroom")
+        known = [f"scheme.{key} (now {getattr(scheme, key):g})" for key in keys if hasattr(scheme, key)]
+        hit = [line["round"] for line in history if line.get("saturated", 0)]
+        found.append(
+            f"{cut:,} numbers were too large for fixed point and were cut, in {len(hit):,} rounds, the first {hit[0]}: "
+            f"raise {' or '.join(known)}"
+        )
     if isinstance(federation.scheme, Measured):
         found += federation.scheme.remarks(history)
     if asked is not None:

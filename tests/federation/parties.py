@@ -13,11 +13,11 @@ from discreet.data.partition import Partition
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.link import MemoryLink, no_fault
-from discreet.federation.playing import Deadlines
 from discreet.federation.roster import Member, Roster
 from discreet.federation.server import federate
 from discreet.federation.site import OwnData, Site
 from discreet.federation.spending import MemorySpending
+from discreet.federation.table import Deadlines
 from discreet.schemes import SCHEMES, Lossless
 from discreet.simulation import simulate
 from federations import SMALL, dataset

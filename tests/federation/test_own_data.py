@@ -15,10 +15,10 @@ from discreet.federation.home import Home
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.link import MemoryLink
-from discreet.federation.playing import Deadlines
 from discreet.federation.roster import Member, Roster, server_toml
 from discreet.federation.server import federate
 from discreet.federation.settings import SiteData, SiteSettings
+from discreet.federation.table import Deadlines
 from discreet.privacy.accounting import spent
 
 SERVER = Identity.from_secret(b"s" * 32)
@@ -102,3 +102,16 @@ def test_a_hospital_whose_budget_is_spent_stops_and_the_others_go_on(homes):
     assert [line["participants"] for line in run.metrics] == [4, 4, 3]
     assert [one["detail"] for one in run.metrics[-1]["failures"]] == ["budget (Work)"]
     assert [home.spending.ledger().releases for home in homes] == [6, 5, 6, 6]
+
+
+def test_a_hospital_that_has_lost_its_state_says_so_and_is_welcomed_again(homes):
+    def lose(metrics, rounds):
+        if metrics["round"] == 1:
+            homes[1].forget()
+
+    run = federated(homes, {**EXPERIMENT, "rounds": 4}, on_round=lose)
+    # it is welcomed along with round 2, when the keys of round 3 are shared already
+    assert [line["participants"] for line in run.metrics] == [4, 3, 3, 4]
+    assert [one["cause"] for one in run.metrics[1]["failures"]] == ["refused"]
+    assert "state-missing" in run.metrics[1]["failures"][0]["detail"]
+    assert [entry.round for entry in homes[1].spending.entries()] == [1, 4]

@@ -237,7 +237,7 @@ def test_a_secure_run_comes_through_a_fault_with_the_same_bits(name, exchange, a
     if all(line["participants"] == 4 for line in found.metrics):
         assert same_state(found, whole(name))
     else:  # it was left out before it had shared anything
-        assert name == "additive" and sum(line["lost"] for line in found.metrics) == 1
+        assert name == "additive" and 1 <= sum(line["lost"] for line in found.metrics) <= 2
     if name == "masked":
         played = sum(line["attempts"] for line in found.metrics)
         counted = found.result["privacy"]["releases"]
@@ -279,9 +279,9 @@ def test_a_site_that_is_away_comes_back_and_is_asked_ever_less_often():
     faults = Faults(members, set(range(3, 9)), never_reached)
     found = run(asked, members, link=faults.link)
     counted = [line["participants"] for line in found.metrics]
-    assert counted[0] == 4 and counted[1:7] == [3] * 6 and counted[-1] == 4
     asked_for = [line["round"] for line in found.metrics if line["failures"]]
-    assert asked_for == [2, 3, 4, 6]  # it fails, and is asked for after 1, 1, 2 and then 4 rounds
+    assert asked_for == [2, 3, 5]  # it fails, and is asked for after 1, then 2, then 4 rounds
+    assert counted == [4] + [3] * 8 + [4] * 3
 
 
 def test_a_site_that_stays_away_costs_an_attempt_and_no_more():
@@ -295,14 +295,14 @@ def test_a_site_that_stays_away_costs_an_attempt_and_no_more():
 
 
 def test_a_row_without_one_of_its_sites_waits_for_it():
-    asked, _ = RUNS["grid"]
+    asked = dataclasses.replace(RUNS["grid"][0], rounds=5)
     partition = dealt((10, 9, 11), (np.array([0, 2, 4]), np.array([1, 3, 5])))
     members = parties(partition)
-    faults = Faults(members, set(range(2, 7)), never_reached)
+    # it fails in the first round, and again when it is called back before the second attempt
+    faults = Faults(members, {2, 3}, never_reached)
     found = run(asked, members, link=faults.link)
-    assert [line["participants"] for line in found.metrics] == [4, 6, 6] or [
-        line["participants"] for line in found.metrics
-    ] == [4, 4, 6]
+    assert [line["participants"] for line in found.metrics] == [4, 4, 4, 6, 6]
+    assert [line["attempts"] for line in found.metrics] == [2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -62,6 +62,7 @@ def _log(message: bytes, answer: bytes, seconds: float) -> None:
 
 
 def _end(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # a second signal does not wait
     raise KeyboardInterrupt
 
 

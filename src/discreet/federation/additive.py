@@ -3,49 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.errors import RemoteProtocolError
-from discreet.federation.fields import Bytes, Many
-from discreet.federation.parts import Holding, PartialSum, Shared
-from discreet.schemes.base import Phase
+from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborted
+from discreet.federation.game import Game
+from discreet.federation.link import Failure
+from discreet.federation.parts import ADDITIVE, Answered, Holding, PartialSum, Shared, Told
+from discreet.federation.sealing import SEALED
+from discreet.federation.standing import Plan
+from discreet.randomness import SERVER, Seeded
+from discreet.rounds import Ask
+from discreet.schemes.base import Phase, Total
 from discreet.secure import sharing
+from discreet.secure.groups import zeros
 from discreet.secure.packing import packed_bytes, unpack
 from discreet.secure.ring import Elements, Ring
-from discreet.wire import MOST_SITES
-
-SEALED = Many(Bytes(), MOST_SITES)
-"""How the parts of a row's total are put together, one from each holder."""
 
 
-def delivered(shared: Mapping[int, Shared], holders: Sequence[int], phase: int) -> Mapping[int, Holding]:
-    """For each holder what it is asked: to add up what was sealed for it."""
+def additive(game: Game, ask: Ask) -> Total:
+    """Sum a phase over the cohort, in its groups.
+
+    Raises:
+        RoundAborted: a holder of shares failed, or in a round of several phases anybody.
+    """
+    phase, ring = ask.phase, ask.phase.group
+    if not isinstance(ring, Ring):
+        raise LocalProtocolError("secure sums are over a ring")
+    partition, deadlines = game.table.federation.partition, game.table.deadlines
+    holders = _holders(game)
+    shared: dict[int, Shared] = {}
+    told: dict[int, Told | None] = {}
+    plan = Plan()
+    for site in game.cohort.tolist():
+        part = game.work(ask, site, ADDITIVE, len(game.cohort), holders=holders)
+        plan.add(site, part, partial(_take, game, shared, told, len(holders), site))
+    game.ask(plan, deadlines.work, phase.name)
+    game.check_whole(shared)
+    if not shared:
+        raise RoundAborted((), 1, "no contribution arrived")
+    game.release()
+    sums: dict[int, PartialSum] = {}
+    plan = Plan()
     senders = tuple(sorted(shared))
-    return {
-        holder: Holding(phase, senders, tuple(shared[sender].sealed[place] for sender in senders))
-        for place, holder in enumerate(holders)
-    }
+    for place, holder in enumerate(holders):
+        sealed = tuple(shared[sender].sealed[place] for sender in senders)
+        plan.add(holder, Holding(len(ask.received), senders, sealed), partial(_put, sums, holder))
+    game.ask(plan, deadlines.work, f"{phase.name}, sums")
+    if set(sums) != set(holders):
+        raise RoundAborted(sums, len(holders), "holders of shares")
+    game.count(senders, told)
+    groups = {"all": 1, "row": partition.rows, "column": partition.column_count}[phase.scope]
+    if phase.scope == "row":
+        if any(len(one.sealed) != len(senders) for one in sums.values()):
+            raise RoundAborted(sums, len(holders), "holders that sealed no sums")
+        game.sealed = _row_parts(sums, holders, senders)
+        # the server is not to see it: what goes on in its place is of the right length
+        return Total(zeros(ring, (groups, phase.length)), len(senders))
+    vectors = [_read(game, phase, ring, groups, holder, sums[holder]) for holder in holders]
+    values = _added(phase, ring, groups, vectors)
+    return Total(values[0] if phase.scope == "all" else values, len(senders))
 
 
-def read_sum(phase: Phase, ring: Ring, groups: int, site: int, round: int, answer: PartialSum) -> Elements:
+def _holders(game: Game) -> tuple[int, ...]:
+    """Who holds shares in this attempt: drawn anew for each, so that everybody has its turn."""
+    experiment = game.table.federation.experiment
+    if len(game.cohort) < experiment.share_holders:
+        raise RoundAborted(game.cohort.tolist(), experiment.share_holders, "holders of shares")
+    stream = Seeded(experiment.seed).stream(game.number, SERVER, f"share holders {game.attempt}")
+    chosen = stream.choice(game.cohort, experiment.share_holders, replace=False)
+    return tuple(sorted(chosen.tolist()))
+
+
+def _take(
+    game: Game,
+    shared: dict[int, Shared],
+    told: dict[int, Told | None],
+    holders: int,
+    site: int,
+    answer: Answered,
+    more: Told | None,
+) -> None:
+    if not isinstance(answer, Shared) or len(answer.sealed) != holders:
+        raise game.broken(site, "parts: no share for each holder")
+    shared[site], told[site] = answer, more
+
+
+def _put(sums: dict[int, PartialSum], holder: int, answer: PartialSum, told: Told | None) -> None:
+    sums[holder] = answer
+
+
+def _read(game: Game, phase: Phase, ring: Ring, groups: int, holder: int, answer: PartialSum) -> Elements:
     """A holder's sums.
 
     Raises:
-        RemoteProtocolError: these are none.
+        RoundAborted: these are none.
     """
     length = groups * phase.length
-    if len(answer.body) != packed_bytes(length, ring.bits):
-        raise RemoteProtocolError(f"site {site}", round, "sum: of another length")
     try:
+        if len(answer.body) != packed_bytes(length, ring.bits):
+            raise game.broken(holder, "sum: of another length")
         return unpack(ring, np.frombuffer(answer.body, np.uint8), length)
-    except ValueError as error:
-        raise RemoteProtocolError(f"site {site}", round, f"sum: {error}") from None
+    except (RemoteProtocolError, ValueError) as error:
+        field = error.field if isinstance(error, RemoteProtocolError) else "sum: malformed"
+        game.table.sites.failed(holder, phase.name, Failure("malformed", field), game.number)
+        raise RoundAborted((), 1, f"{game.table.sites.name(holder)}: {field}") from None
 
 
-def added(phase: Phase, ring: Ring, groups: int, sums: Sequence[Elements]) -> Tensor:
+def _added(phase: Phase, ring: Ring, groups: int, sums: Sequence[Elements]) -> Tensor:
     """The totals of all groups, shape (groups, length), as numbers."""
     found = sharing.reconstruct(ring, sums).reshape(groups, phase.length)
     if phase.common:
@@ -53,7 +121,7 @@ def added(phase: Phase, ring: Ring, groups: int, sums: Sequence[Elements]) -> Te
     return torch.from_numpy(ring.lift(np.ascontiguousarray(found)))
 
 
-def row_parts(
+def _row_parts(
     answers: Mapping[int, PartialSum], holders: Sequence[int], senders: Sequence[int]
 ) -> dict[int, bytes]:
     """For each sender what the holders have sealed for it of its row's total."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -159,6 +160,10 @@ def node(context: typer.Context) -> None:
     _need_flower()
     from discreet.federation.flower import node as flower
 
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # Flower ends by itself; a second signal ends it at once
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["flower-supernode", *context.args]
     flower.main()
 
@@ -190,15 +195,20 @@ def init(
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
     ] = None,
+    limits: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What the site allows, instead of little.")
+    ] = None,
 ) -> None:
     """Make a site's folder, with a new identity; edit site.toml and limits.toml in it."""
-    from discreet.federation.files import NewFile, write_new
+    from discreet.federation.files import NewFile, read_text, write_new
     from discreet.federation.home import Home
+    from discreet.federation.limits import Limits
     from discreet.federation.roster import Member
     from discreet.federation.settings import SiteData, SiteSettings
 
     data = SiteData(source=source, options=_options(options), folder=str(data_dir) if data_dir else None)
-    home = Home.create(folder, SiteSettings(number=number, name=name, data=data))
+    allowed = Limits.from_toml(read_text(limits), limits) if limits else None
+    home = Home.create(folder, SiteSettings(number=number, name=name, data=data), allowed)
     me = Member(number, name, home.identity.public)
     (member,) = write_new({folder / "member.toml": NewFile(me.to_toml().encode())})
     print(f"site {number}, {name}: {me.fingerprint}")

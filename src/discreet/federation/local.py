@@ -30,9 +30,9 @@ from discreet.federation.flower import deployment
 from discreet.federation.home import Home
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
+from discreet.federation.party import check_playable
 from discreet.federation.processes import ChildEnded, Family, family, last_words, lives
 from discreet.federation.roster import Member, Roster
-from discreet.federation.server import check_playable
 from discreet.federation.settings import SiteData, SiteSettings
 from discreet.runs import METRICS, PARTIES, check_out
 

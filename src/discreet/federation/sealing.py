@@ -13,11 +13,16 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from discreet.errors import LocalProtocolError
+from discreet.federation.fields import Bytes, Many
 from discreet.secure.masking.keys import KeyPair
+from discreet.wire import MOST_SITES
 
 NONCE_BYTES, TAG_BYTES = 12, 16
 OVERHEAD = NONCE_BYTES + TAG_BYTES
 """Bytes that sealing adds."""
+
+SEALED = Many(Bytes(), MOST_SITES)
+"""How the parts of a row's total are put together, one from each holder."""
 
 
 @dataclass(frozen=True)

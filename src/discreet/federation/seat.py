@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.errors import ConfigError, LocalProtocolError
 from discreet.evaluation import evaluate
-from discreet.federation.additive import SEALED
 from discreet.federation.budget import charge
-from discreet.federation.fields import Reader
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.parts import (
@@ -29,14 +28,12 @@ from discreet.federation.parts import (
     Holding,
     Masked,
     Masking,
-    PartialSum,
-    Shared,
     Told,
     Work,
 )
 from discreet.federation.party import as_bytes, as_tensor, read, template
 from discreet.federation.refusal import Refusal
-from discreet.federation.sealing import NONCE_BYTES, Topic
+from discreet.federation.shares import Shares
 from discreet.federation.spending import Spending
 from discreet.federation.state import Place, RunState, SumState
 from discreet.federation.terms import how_summed, masking_terms
@@ -44,12 +41,10 @@ from discreet.preparation import Federation
 from discreet.randomness import Seeded, SystemRandom
 from discreet.schemes.base import Contribution, Kept, Narrowed, Phase, Total
 from discreet.schemes.references import Local
-from discreet.secure import sharing
 from discreet.secure.groups import encode, zeros
 from discreet.secure.masking import STAGES, MaskingClient, MaskingTerms, Stage
 from discreet.secure.masking.keys import KeyPair
-from discreet.secure.packing import pack, packed_bytes, unpack
-from discreet.secure.ring import Elements, Ring
+from discreet.secure.ring import Ring
 from discreet.wire import Envelope
 
 
@@ -142,7 +137,8 @@ class Seat:
                 run, envelope, sum_state, lambda client: client.mask(part.delivered, vector)
             )
             return answer, run, told
-        return self._shared(run, envelope, part, _ring(phase), vector), run, told
+        shares = self._shares(run, envelope, part.phase, phase)
+        return shares.share_out(vector, part.holders), run, told
 
     def _contribution(
         self,
@@ -205,7 +201,7 @@ class Seat:
         for number, body in enumerate(part.received):
             phase, how = self._phase(phases, number)
             if how == ADDITIVE and phase.scope == "row":
-                values = self._row_total(run, envelope, number, _ring(phase), phase.length, body)
+                values = self._shares(run, envelope, number, phase).row_total(run.holders, body)
             else:
                 values = as_tensor(body, zeros(phase.group, (0,)).dtype)
             _check(len(values) == phase.length, "received: of another length")
@@ -269,50 +265,22 @@ class Seat:
 
     # ---- additive sharing
 
-    def _topic(self, envelope: Envelope, phase: int, purpose: bytes) -> Topic:
-        return Topic(purpose, envelope.run, envelope.session, envelope.round, envelope.attempt, phase)
-
-    def _keys(self, run: RunState) -> KeyPair:
-        return KeyPair.of(self.number, run.share_key)
-
-    def _nonces(self, envelope: Envelope, count: int, purpose: str) -> list[bytes]:
-        words = self.secrets.words(envelope.round, self.number, purpose, 2 * count).astype("<u8").tobytes()
-        return [words[16 * place : 16 * place + NONCE_BYTES] for place in range(count)]
+    def _shares(self, run: RunState, envelope: Envelope, number: int, phase: Phase) -> Shares:
+        return Shares(
+            KeyPair.of(self.number, run.share_key),
+            [member.share_key for member in self.begin.members],
+            self.secrets,
+            envelope,
+            number,
+            _ring(phase),
+            phase.length,
+        )
 
     def _check_holders(self, holders: tuple[int, ...]) -> None:
         _check(
             len(set(holders)) == len(holders) == self.federation.experiment.share_holders
             and max(holders) < self._sites,
             "holders: not as the experiment says",
-        )
-
-    def _shared(
-        self, run: RunState, envelope: Envelope, part: Work, ring: Ring, vector: Elements
-    ) -> Answered:
-        """A vector in shares, each sealed for its holder; the explicit one goes to another holder for each sender."""
-        topic = self._topic(envelope, part.phase, b"share")
-        shares = sharing.split(
-            ring,
-            vector,
-            len(part.holders),
-            self.secrets,
-            round=envelope.round,
-            client=self.number,
-            context=topic.context(self.number),
-        )
-        own = self._keys(run)
-        nonces = self._nonces(envelope, len(part.holders), f"share nonces {part.phase}")
-        return Shared(
-            tuple(
-                topic.seal(
-                    own,
-                    holder,
-                    self.begin.members[holder].share_key,
-                    nonce,
-                    sharing.to_bytes(ring, shares[(place + self.number) % len(shares)]),
-                )
-                for place, (holder, nonce) in enumerate(zip(part.holders, nonces, strict=True))
-            )
         )
 
     def holding(self, run: RunState, envelope: Envelope, part: Holding) -> tuple[Answered, RunState]:
@@ -329,49 +297,20 @@ class Seat:
         groups = {"all": columns * 0, "row": rows, "column": columns}[phase.scope]
         count = {"all": 1, "row": len(self.begin.sizes), "column": self._columns}[phase.scope]
         self._check_hidden(phase, groups)
-        ring, own, topic = _ring(phase), self._keys(run), self._topic(envelope, part.phase, b"share")
-        held: list[list[sharing.Share]] = [[] for _ in range(count)]
-        for sender, group, sealed in zip(part.senders, groups.tolist(), part.sealed, strict=True):
-            body = topic.open(own, sender, self.begin.members[sender].share_key, sealed)
-            held[group].append(_share(ring, body, phase.length, topic.context(sender)))
-        sums = np.stack([sharing.add(ring, shares, phase.length) for shares in held])
+        shares = self._shares(run, envelope, part.phase, phase)
+        sums = shares.held(part.senders, part.sealed, groups.tolist(), count)
         run = replace(run, place=place)
-        if phase.scope != "row":
-            return PartialSum(pack(ring, _together(ring, sums, phase.common)).tobytes()), run
-        nonces = self._nonces(envelope, len(senders), f"row nonces {part.phase}")
-        topic = self._topic(envelope, part.phase, b"row total")
-        sealed_rows = tuple(
-            topic.seal(
-                own, sender, self.begin.members[sender].share_key, nonce, pack(ring, sums[row]).tobytes()
-            )
-            for sender, row, nonce in zip(part.senders, rows.tolist(), nonces, strict=True)
-        )
-        return PartialSum(b"", sealed_rows), run
+        if phase.scope == "row":
+            return shares.for_rows(sums, part.senders, rows), run
+        return shares.together(sums, phase.common), run
 
-    def _check_hidden(self, phase: Phase, groups: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _check_hidden(self, phase: Phase, groups: NDArray[np.int64]) -> None:
         """Refuse sums that would show single contributions where there are others to hide among."""
         self.limits.check_cohort(len(groups))
         if phase.scope == "row" or len(self.begin.sizes) == 1:
             return  # a row's total is for the row alone; a column of one has nobody to hide among, which all know
         if np.bincount(groups)[np.unique(groups)].min() < 2:
             raise Refusal("limits", "a sum of shares of one site alone")
-
-    def _row_total(
-        self, run: RunState, envelope: Envelope, phase: int, ring: Ring, length: int, body: bytes
-    ) -> Tensor:
-        """The total of the site's row, from what its holders have sealed for it."""
-        reader = Reader(body)
-        sealed = SEALED.read(reader, "received")
-        _check(
-            reader.at == len(body) and len(sealed) == len(run.holders), "received: not one from each holder"
-        )
-        topic, own = self._topic(envelope, phase, b"row total"), self._keys(run)
-        parts = []
-        for holder, one in zip(run.holders, sealed, strict=True):
-            packed = topic.open(own, holder, self.begin.members[holder].share_key, one)
-            parts.append(_unpacked(ring, packed, length))
-        total = ring.lift(sharing.reconstruct(ring, parts))
-        return as_tensor(total.tobytes(), zeros(ring, (0,)).dtype)
 
     # ---- what is the site's own
 
@@ -424,31 +363,6 @@ def _ring(phase: Phase) -> Ring:
     if not isinstance(phase.group, Ring):
         raise LocalProtocolError("secure sums are over a ring")
     return phase.group
-
-
-def _share(ring: Ring, body: bytes, length: int, context: bytes) -> sharing.Share:
-    try:
-        found = sharing.from_bytes(ring, body, length, context)
-    except ValueError as error:
-        raise LocalProtocolError(f"share: {error}") from None
-    return found
-
-
-def _unpacked(ring: Ring, body: bytes, length: int) -> Elements:
-    _check(len(body) == packed_bytes(length, ring.bits), "sum: of another length")
-    try:
-        return unpack(ring, np.frombuffer(body, np.uint8), length)
-    except ValueError as error:
-        raise LocalProtocolError(f"sum: {error}") from None
-
-
-def _together(ring: Ring, sums: Elements, common: int) -> Elements:
-    """The sums of all groups, one after another; the common elements are in the first alone, and 0 in the others."""
-    if common:
-        tail = ring.total(sums[:, -common:])
-        sums[:, -common:] = 0
-        sums[0, -common:] = tail
-    return sums.reshape(-1)
 
 
 def _told(given: Contribution) -> Told:

@@ -21,10 +21,11 @@ from discreet.federation.identity import Identity
 from discreet.federation.link import Link
 from discreet.federation.parts import End, Evaluate, Evaluated, Hello, Told
 from discreet.federation.party import Facts, check_playable, deployed, prepared, with_streams, written
-from discreet.federation.playing import PATIENT, Deadlines, Table
+from discreet.federation.playing import play
 from discreet.federation.roster import Roster
 from discreet.federation.spending import MemorySpending, Spending, SpendingFile
 from discreet.federation.standing import Plan, Sites
+from discreet.federation.table import PATIENT, Deadlines, Table
 from discreet.preparation import Federation
 from discreet.progress import (
     Metrics,
@@ -203,7 +204,7 @@ class Course:
                 if is_over(self.table.federation, spent):
                     raise RunAborted(number, attempt, f"{cause}; no more attempts fit in the privacy budget")
             try:
-                return self.table.play(progress, attempt), attempt + 1
+                return play(self.table, progress, attempt), attempt + 1
             except RoundAborted as error:
                 sites = self.table.sites
                 failed = [

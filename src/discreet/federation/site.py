@@ -240,7 +240,7 @@ class Site:
         experiment = self._experiment(one.experiment)
         check_playable(experiment)
         self.limits.check(experiment, one.sites, rehearse=one.rehearse, own_data=self.data is not None)
-        examples, features = self._held(experiment, one)
+        examples, features = self._held(experiment, one.experiment, one.sites)
         run = known.run
         if run is None or run.run != envelope.run:
             run = self._started(envelope.run, experiment, one)
@@ -267,12 +267,12 @@ class Site:
         words = secrets.words(0, self.number, "site keys", 8).astype("<u8").tobytes()
         return RunState(run, one.rehearse, one.sites, one.experiment, words[:KEY_BYTES], words[KEY_BYTES:])
 
-    def _held(self, experiment: Experiment, one: Hello) -> tuple[int, tuple[int, ...]]:
+    def _held(self, experiment: Experiment, text: str, sites: int) -> tuple[int, tuple[int, ...]]:
         """How many examples the site holds, and which features."""
         if self.data is not None:
             return len(self._loaded(self.data).train), self.data.features or ()
-        found = self._of_the_experiment(experiment, one.experiment)
-        _require("data", found.partition.clients == one.sites, "the experiment's data is dealt to others")
+        found = self._of_the_experiment(experiment, text)
+        _require("data", found.partition.clients == sites, "the experiment's data is dealt to others")
         facts = Facts.of(found.partition)
         columns = max(1, len(facts.columns))
         features = facts.columns[self.number % columns] if facts.columns else ()
@@ -323,16 +323,12 @@ class Site:
             found = self._of_the_experiment(experiment, run.experiment)
             _require("data", Facts.of(found.partition) == facts, "others hold other data than here")
         columns = max(1, len(facts.columns))
-        mine = len(found.partition.indices(self.number // columns))
-        _require(
-            "data", mine == facts.sizes[self.number // columns], "this site holds other data than was said"
+        said = (
+            facts.sizes[self.number // columns],
+            facts.columns[self.number % columns] if facts.columns else (),
         )
-        if self.data is not None and facts.columns:
-            _require(
-                "data",
-                self.data.features == facts.columns[self.number % columns],
-                "this site holds other features than was said",
-            )
+        held = self._held(experiment, run.experiment, run.sites)
+        _require("data", held == said, "this site holds other data than was said")
         secrets = Seeded(experiment.seed) if run.rehearse else SystemRandom()
         randomness = Seeded(experiment.seed) if run.rehearse else Keyed(run.streams)
         if not run.rehearse and facts.columns and getattr(experiment.scheme, "heads", "own") == "row":

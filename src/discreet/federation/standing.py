@@ -63,7 +63,7 @@ class Standing:
         welcome: what it said of itself last.
         here: whether it takes part.
         knows: which list of the sites it was told, counted from 1.
-        wait: rounds until it is asked again, if it stays away.
+        wait: rounds until an absent one is asked again.
         due: the round in which it is.
         up, down: bytes from it and to it.
     """
@@ -72,7 +72,7 @@ class Standing:
     welcome: Welcome | None = None
     here: bool = False
     knows: int = 0
-    wait: int = 1
+    wait: int = 0
     due: int = 0
     up: int = 0
     down: int = 0
@@ -244,7 +244,7 @@ class Sites:
             check(welcome.examples == held, "examples: other than at the beginning")
         if its.welcome is None or its.welcome.member != welcome.member:
             self.version += 1  # everybody has to hear of the new key
-        its.key, its.welcome, its.here, its.knows, its.wait = welcome.identity, welcome, True, 0, 1
+        its.key, its.welcome, its.here, its.knows = welcome.identity, welcome, True, 0
 
     def _begin(self) -> Begin:
         facts = self.facts or self.gathered()
@@ -321,9 +321,12 @@ class Sites:
         """Note that a site did not answer as it should; it is away from now on."""
         its = self.all[site]
         self.missed.append(Missed(site, stage, failure))
-        its.due = round + its.wait
-        its.wait = its.wait if its.here else min(SELDOM, 2 * its.wait)
-        its.here = False
+        if its.here:
+            # who was too slow is given time; who failed otherwise may be back at once
+            its.wait = 1 if failure.cause == "timeout" else 0
+        else:
+            its.wait = min(SELDOM, max(1, 2 * its.wait))
+        its.due, its.here = round + its.wait, False
 
     def _begun(self, site: int, version: int, answer: Answered, told: Told | None) -> None:
         self.all[site].knows = version

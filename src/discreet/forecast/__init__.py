@@ -14,16 +14,18 @@ from typing import Any
 from discreet import machine
 from discreet.budget import promised
 from discreet.config import Experiment
-from discreet.errors import ConfigError
-from discreet.forecast.figures import figures
+from discreet.errors import ConfigError, ModelError
+from discreet.forecast.figures import bandwidth, figures
 from discreet.forecast.subject import subject
-from discreet.forecast.wishes import Wishes, as_experiment
+from discreet.forecast.wishes import Wishes, as_experiment, promises_nothing
 from discreet.privacy.noise import DiscreteGaussian, Skellam
 from discreet.privacy.planning import Plan
 from discreet.privacy.promise import Promise
+from discreet.privacy.traffic import Bandwidth
+from discreet.schemes.base import Task
 from discreet.schemes.private import promise_of
 
-__all__ = ["Plan", "Wishes", "plan", "timings"]
+__all__ = ["Bandwidth", "Plan", "Wishes", "plan", "timings"]
 
 WISH_OF = {
     "privacy.epsilon": "epsilon",
@@ -38,13 +40,15 @@ WISH_OF = {
 """The wish that is written into a key of an experiment."""
 
 
-def plan(experiment: Experiment | None = None, *, data_dir: Path | None = None, **wishes: Any) -> Plan:
+def plan(
+    experiment: Experiment | None = None, *, data_dir: Path | None = None, **wishes: Any
+) -> Plan | Bandwidth:
     """Work out a run from what is known of it.
 
     Without an experiment, known must be `parameters` or `model`, two of `clients`, `cohort` and `fraction`, and two of
     `rounds`, `epsilon` and `noise_multiplier`; the noise is that of dp-signfed. With one, wishes take the place of what
     it says: a budget that is wished for takes the place of its noise, noise that of its budget. If its own scheme is
-    not private, the plan is for dp-signfed instead.
+    not private, the plan is for dp-signfed instead; or, where nothing about privacy is wished for, of what it sends.
 
     Args:
         experiment: what is going to run.
@@ -61,6 +65,10 @@ def plan(experiment: Experiment | None = None, *, data_dir: Path | None = None, 
     try:
         chosen = as_experiment(asked, experiment)
         task, clients = subject(chosen, data_dir, parameters=asked.parameters, clients=asked.clients)
+        if experiment is not None and not experiment.scheme.private:
+            _check_own(experiment.scheme, task, asked.parameters)
+        if promises_nothing(asked, experiment):
+            return bandwidth(chosen, task, clients)
         # a cohort that is too small for a masked sum is refused there, and warned of here
         settled, task, allowed = promised(replace(chosen, secure="none"), task, clients)
         _check_survivors(promise_of(task))
@@ -70,7 +78,9 @@ def plan(experiment: Experiment | None = None, *, data_dir: Path | None = None, 
             raise ConfigError(wish, error.value, error.expected) from None
         raise
     rounds = settled.rounds if allowed is None else allowed
-    found = figures(settled, task, clients, rounds, masked=chosen.secure in ("auto", "masked"))
+    beside = None if experiment is None else experiment.scheme
+    masked = chosen.secure in ("auto", "masked")
+    found = figures(settled, task, clients, rounds, masked=masked, beside=beside)
     return replace(found, secure="additive") if chosen.secure == "additive" else found
 
 
@@ -82,6 +92,17 @@ def timings(made: Plan) -> dict[str, float]:
         masks = machine.seconds_for_masks(made.parameters, made.bits, made.neighbours)
         found = {"mask expansion": masks, **found}
     return found
+
+
+def _check_own(scheme: Any, task: Task, parameters: int | None) -> None:
+    """Refuse what a scheme without a promise cannot do, also where another's noise is planned."""
+    try:
+        scheme.phases(task)
+    except ModelError:
+        if parameters is None:
+            raise
+        expected = "a model instead: what this scheme sends depends on its layers"
+        raise ConfigError("parameters", parameters, expected) from None
 
 
 def _check_survivors(promise: Promise) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ from discreet.privacy.accounting import Ledger, Poisson, Spent, adjacency_among,
 from discreet.privacy.modulus import bits_by_paper_rule
 from discreet.privacy.planning import Plan, largest_cohort, statement, warnings
 from discreet.privacy.promise import Promise
-from discreet.privacy.traffic import Traffic, masked_bytes, traffic
+from discreet.privacy.traffic import Bandwidth, Summed, Traffic, masked_bytes, shared_bytes, traffic
+from discreet.sampling import how_sampled
 from discreet.schemes import SCHEMES, DPSignFed
 from discreet.schemes.base import Addressed, Phase, Task
 from discreet.schemes.private import promise_of
@@ -28,8 +30,56 @@ SMALLEST_PROBED = 1_000
 """Up to this size the smallest cohort that can hide anyone is looked for."""
 
 
-def figures(experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool) -> Plan:
-    """The figures of a settled experiment."""
+def bandwidth(experiment: Experiment, task: Task, clients: int) -> Bandwidth:
+    """What an experiment without a promise sends, beside all other schemes without one, by their defaults and in the clear.
+
+    Args:
+        experiment: what is going to run.
+        task: of which messages are counted.
+        clients: how many there are.
+
+    Raises:
+        UserError: its scheme cannot do the task, or too few clients take part for its way of summing.
+    """
+    secure: Summed = "none" if experiment.secure == "auto" else experiment.secure
+    drawn = how_sampled(experiment, clients)
+    graph = None
+    if secure == "masked":
+        average = clients if experiment.scheme.everyone else max(1, round(drawn.fraction * clients))
+        graph = masking_graph(None, average, experiment.dropouts.silent)
+    rows = []
+    for name, kind in SCHEMES.items():
+        if name == experiment.scheme_name:
+            scheme, dealt = experiment.scheme, replace(task, modular=secure != "none")
+            phases, way = scheme.phases(dealt), (graph, experiment.share_holders * (secure == "additive"))
+        elif not kind.private:
+            scheme, dealt = kind(), task
+            phases, way = _phases(scheme, dealt), (None, 0)
+        else:
+            continue
+        cohort = clients if scheme.everyone else drawn.fraction * clients
+        sums = [phase for phase in phases if phase.length]
+        if sums:
+            rows.append(_row(name, scheme, dealt, sums, *way, cohort, clients, experiment.rounds))
+    own = next((row for row in rows if row.scheme == experiment.scheme_name), None)
+    return Bandwidth(
+        scheme=experiment.scheme_name,
+        clients=clients,
+        cohort=clients if experiment.scheme.everyone else drawn.fraction * clients,
+        sampling="poisson" if isinstance(drawn, Poisson) else "fixed",
+        rounds=experiment.rounds,
+        parameters=task.parameters,
+        secure=secure,
+        neighbours=None if graph is None else graph.degree,
+        bits_per_parameter=0.0 if own is None else own.bits_per_parameter,
+        traffic=tuple(rows),
+    )
+
+
+def figures(
+    experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool, beside: Any = None
+) -> Plan:
+    """The figures of a settled experiment; `beside` is a scheme without a promise whose messages are compared as it is set."""
     asked, promise = experiment.privacy, promise_of(task)
     if asked is None:
         raise LocalProtocolError("an experiment without privacy has nothing to plan")
@@ -40,7 +90,7 @@ def figures(experiment: Experiment, task: Task, clients: int, rounds: int, *, ma
     promised_by = spent(ledger, asked.delta, asked.accountant)
     by_rdp = promised_by if promised_by.accountant == "rdp" else spent(ledger, asked.delta, "rdp")
     by_pld = promised_by if promised_by.accountant == "pld" else _by_pld(ledger, asked.delta)
-    rows = _traffic(experiment, task, clients, rounds, masked=masked)
+    rows = _traffic(experiment, task, clients, rounds, masked=masked, beside=beside)
     own = next(row for row in rows if row.scheme == experiment.scheme_name)
     (votes,) = DPSignFed().phases(task)
     return Plan(
@@ -109,14 +159,16 @@ def _fewest(promise: Promise) -> int | None:
 
 
 def _traffic(
-    experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool
+    experiment: Experiment, task: Task, clients: int, rounds: int, *, masked: bool, beside: Any
 ) -> tuple[Traffic, ...]:
     """What every scheme sends that sends anything; the experiment's own as it is set, others by their defaults."""
     own, promise = experiment.scheme_name, promise_of(task)
     undivided = replace(task, promise=_undivided(promise, clients))
     schemes: list[tuple[str, Any]] = []
     for name, kind in SCHEMES.items():
-        schemes.append((name, experiment.scheme if name == own else kind()))
+        schemes.append(
+            (name, experiment.scheme if name == own else beside if type(beside) is kind else kind())
+        )
         if kind is DPSignFed and schemes[-1][1].modulus == "sum":
             schemes.append((PAPER_RULE, DPSignFed(modulus="paper")))
     rows = []
@@ -125,25 +177,40 @@ def _traffic(
         phases = _phases(scheme, dealt)
         if not phases:
             continue
-        up = sum(wire_bytes(phase.group, phase.length) for phase in phases)
-        down = scheme.payload_bytes(task) if isinstance(scheme, Addressed) else 4 * task.parameters
         graph = _average_graph(promise_of(dealt)) if masked and scheme.private else None
-        if graph is not None:
-            each = [masked_bytes(_bits(phase), phase.length, graph) for phase in phases]
-            up, down = sum(sent for sent, _ in each), down + sum(received for _, received in each)
-        rows.append(
-            traffic(
-                name,
-                max(_bits(phase) for phase in phases),
-                up=up,
-                down=down,
-                parameters=task.parameters,
-                cohort=clients if scheme.everyone else promise.expected_cohort * promise.groups,
-                clients=clients,
-                rounds=rounds,
-            )
-        )
+        cohort = clients if scheme.everyone else promise.expected_cohort * promise.groups
+        rows.append(_row(name, scheme, dealt, phases, graph, 0, cohort, clients, rounds))
     return tuple(rows)
+
+
+def _row(
+    name: str,
+    scheme: Any,
+    task: Task,
+    phases: Sequence[Phase],
+    graph: GraphPlan | None,
+    holders: int,
+    cohort: float,
+    clients: int,
+    rounds: int,
+) -> Traffic:
+    """What a scheme sends: with masks where there is a graph, in additive shares where there are holders."""
+    words = [wire_bytes(phase.group, phase.length) for phase in phases]
+    up = sum(shared_bytes(holders, one) for one in words) if holders else sum(words)
+    down = scheme.payload_bytes(task) if isinstance(scheme, Addressed) else 4 * task.parameters
+    if graph is not None:
+        each = [masked_bytes(_bits(phase), phase.length, graph) for phase in phases]
+        up, down = sum(sent for sent, _ in each), down + sum(received for _, received in each)
+    return traffic(
+        name,
+        max(_bits(phase) for phase in phases),
+        up=up,
+        down=down,
+        parameters=task.parameters,
+        cohort=cohort,
+        clients=clients,
+        rounds=rounds,
+    )
 
 
 def _undivided(promise: Promise, clients: int) -> Promise:

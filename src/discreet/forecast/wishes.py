@@ -95,8 +95,19 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """What each wish may be, and how to say so."""
 
 
+PRIVATE = ("epsilon", "noise_multiplier", "delta", "accountant", "dropout", "dishonest")
+"""The wishes that are about a promise."""
+
+
+def promises_nothing(asked: Wishes, experiment: Experiment | None) -> bool:
+    """Whether there is nothing to plan but messages: an experiment without a promise, of which none is wished for."""
+    if experiment is None or experiment.scheme.private:
+        return False
+    return all(getattr(asked, name) is None for name in PRIVATE)
+
+
 def as_experiment(asked: Wishes, experiment: Experiment | None) -> Experiment:
-    """The experiment that wishes come to, alone or in place of what another says.
+    """The experiment that wishes come to, alone or in place of what another says; private, unless none is promised.
 
     Raises:
         ConfigError: something is missing or contradictory.
@@ -141,18 +152,19 @@ def _changed(asked: Wishes, experiment: Experiment) -> Experiment:
         )
     data = experiment.data
     if data.partition == "grid" and data.columns > 1:
-        raise ConfigError("data.columns", data.columns, "1: private schemes need whole rows at each client")
+        raise ConfigError("data.columns", data.columns, "1: a plan is for whole rows at each client")
     there = data.rows * data.columns if data.partition == "grid" else data.clients
     clients, fraction = _drawn(asked, there, experiment.fraction)
+    bare = promises_nothing(asked, experiment)
     return replace(
         experiment,
         data=_data(data if data.partition == "grid" else replace(data, clients=clients), asked),
         model=experiment.model if asked.model is None else Model(name=asked.model),
-        scheme=experiment.scheme if experiment.scheme.private else DPSignFed(),
+        scheme=experiment.scheme if bare or experiment.scheme.private else DPSignFed(),
         rounds=asked.rounds or experiment.rounds,
         fraction=fraction,
         sampling=asked.sampling or experiment.sampling,
-        privacy=_privacy(experiment.privacy, asked),
+        privacy=None if bare else _privacy(experiment.privacy, asked),
     )
 
 

@@ -15,7 +15,14 @@ TO_CLIENTS = (messages.PeerKeys, messages.DeliveredShares, messages.UnmaskReques
 Summed = Literal["masked", "additive", "none"]
 """How sums are made: ``none`` in the clear."""
 
-HEADING = ("scheme", "bits a parameter", "MB a client and round", "MB a client", "MB in all", "MB down a round")
+HEADING = (
+    "scheme",
+    "bits a parameter",
+    "MB a client and round",
+    "MB a client",
+    "MB in all",
+    "MB down a round",
+)
 
 
 @dataclass(frozen=True)

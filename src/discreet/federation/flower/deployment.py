@@ -78,8 +78,9 @@ def control(port: int, keys: Sequence[Path], run: Path) -> list[str]:
         keys: files with the nodes' public keys.
         run: file with the run's settings.
     """
-    commands: list[list[object]] = [["wait", port], *(["supernode", "register", str(key)] for key in keys)]
-    commands.append(["run", str(APP), "--run-config", str(run)])
+    commands: list[list[object]] = [["wait", port]]
+    commands += [["supernode", "register", str(key)] for key in keys]
+    commands += [["run", str(APP), "--run-config", str(run)]]
     return [sys.executable, "-m", "discreet.federation.flower.control", *map(json.dumps, commands)]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from discreet.errors import ConfigError, ModelError
+from discreet.losses import called
 from discreet.schemes.lossless.layout import Layout
 from discreet.schemes.lossless.quadratic import curvature
 from discreet.schemes.lossless.reading import read
@@ -51,7 +52,7 @@ def prepared(learner: Learner, m: int, dtype: torch.dtype) -> Prepared:
     structure = read(learner.network, learner.shape)
     curved = curvature(learner.loss, structure.outputs) if m else torch.empty(0)
     if curved is None:
-        name = getattr(learner.loss, "__name__", "this loss").replace("_", "-")
+        name = called(learner.loss)
         raise ModelError(
             "lossless perturbation takes additive noise off the gradients of losses that are quadratic in the outputs, "
             f"and {name} is not: set model.loss = 'squared-error', or scheme.rho = 0 for no additive noise"

@@ -30,8 +30,17 @@ from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
 from discreet.training import HYPERPARAMETERS
 
-DOUBTFUL, USELESS = 1e-6, 1e-2
-"""Relative errors of a recovered gradient: above the first there is a remark, above the second the run stops."""
+DOUBTFUL = {"float64": 1e-6, "float32": 1e-4}
+"""Relative errors of a recovered gradient above which there is a remark, by the precision it was asked for in."""
+
+USELESS = 1e-2
+"""Relative error of a recovered gradient above which the run stops."""
+
+LARGEST_RHO = 1e9
+"""Beyond, no digit could be left: float64 has none at 1e8."""
+
+LARGEST_HEADROOM = 2.0**32
+"""Beyond, half of the 63 bits of an integer would be kept free, and it would be no finer than float32."""
 
 
 @frozen(frozen=True, eq=False)
@@ -73,8 +82,8 @@ class Lossless(CommonStep, SharedModel):
     `m` are, and hidden layers compute the same functions. The server sees the sums of more terms than in plain
     training. For guarantees take a differentially private scheme, and secure sums.
 
-    Whether rounding was felt is measured in every round (``kappa``): above a relative error of 1e-6 the result says so,
-    above 1e-2 the run stops. Participants, and so ``train_loss``, only see the loss of the perturbed model.
+    Whether rounding was felt is measured in every round (``kappa``): above a relative error of 1e-6 (float32: 1e-4) the
+    result says so, above 1e-2 the run stops. Participants, and so ``train_loss``, only see the loss of the perturbed model.
 
     With ``rho = 0`` weights are rescaled and nothing is added: any loss will do, a round costs what FedSGD's does, and
     predictions are in clear.
@@ -84,12 +93,13 @@ class Lossless(CommonStep, SharedModel):
         m: groups of outputs with a secret of their own, from 1 to the number of outputs; each costs one more backward
             pass and hidden gradient.
         noise: of the scales: ``uniform`` in the logarithm, or ``powers-of-two``, by which products are exact.
-        rho: root mean square of the noise on the outputs, in outputs; 0 for none. Errors grow with its square.
+        rho: root mean square of the noise on the outputs, in outputs, up to 1e9; 0 for none. Errors grow with its square.
         probe: inputs of the batch that rho is measured on: ``uniform`` in [0, 1), as pixels are; ``normal``, of mean 0
             and variance 1, as in a standardised table; ``test``: the first of the test set, which have to be public.
         precision: of the perturbed model, of gradients and of sums in the clear. ``float32`` for rho up to 1 only.
         weight_decay: L2 penalty, at least 0, which the server adds to the gradient.
-        headroom: with secure sums, how many times larger than on a probe batch a number may be before it is cut.
+        headroom: with secure sums, how many times larger than on a probe batch a number may be before it is cut, from 1
+            to 2^32. Each doubling takes one of the 63 bits that numbers are written in.
     """
 
     summary: ClassVar[str] = "gradients of a perturbed model, from which the server recovers the exact one"
@@ -102,10 +112,14 @@ class Lossless(CommonStep, SharedModel):
     probe: ProbeKind = "uniform"
     precision: Literal["float64", "float32"] = "float64"
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    headroom: float = Field(default=1024.0, ge=1, allow_inf_nan=False)
+    headroom: float = Field(default=1024.0, ge=1, le=LARGEST_HEADROOM, allow_inf_nan=False)
 
     def __post_init__(self) -> None:
         CommonStep.__post_init__(self)
+        if self.rho > LARGEST_RHO:
+            raise ConfigError(
+                "scheme.rho", self.rho, f"at most {LARGEST_RHO:g}: errors grow as its square, in float64 from 1e-16 on"
+            )
         if self.precision == "float32" and self.rho > 1:
             raise ConfigError(
                 "scheme.rho", self.rho, "at most 1 with precision = 'float32': errors grow as its square"
@@ -223,12 +237,12 @@ class Lossless(CommonStep, SharedModel):
 
     def remarks(self, history: Sequence[Mapping[str, Any]]) -> list[str]:
         """A remark if rounding may be felt."""
-        epsilon = torch.finfo(self.dtype).eps
-        felt = [line["round"] for line in history if epsilon * line.get("kappa", 0.0) > DOUBTFUL]
+        epsilon, most = torch.finfo(self.dtype).eps, DOUBTFUL[self.precision]
+        felt = [line["round"] for line in history if epsilon * line.get("kappa", 0.0) > most]
         if not felt:
             return []
         return [
-            f"in {len(felt):,} rounds, the first {felt[0]}, the recovered gradient may be off by more than {DOUBTFUL:g}: "
+            f"in {len(felt):,} rounds, the first {felt[0]}, the recovered gradient may be off by more than {most:g}: "
             "lower scheme.rho"
         ]
 

@@ -1,0 +1,5 @@
+"""The app of the server."""
+
+from discreet.federation.flower.server import server_app
+
+app = server_app()
