@@ -64,7 +64,7 @@ def refused(table):
         ({"num_rounds": 5}, "num_rounds", "rounds"),
         ({"dropouts": {"masks": 0.1}}, "dropouts.masks", "dropouts.mask"),
         # a key of a section, outside of it
-        ({"clients": 2}, "clients", "data.clients"),
+        ({"clients": 2}, "clients", "data.clients or adversary.clients"),
         ({"epsilon": 2.0}, "epsilon", "privacy.epsilon"),
         ({"name": "mlp"}, "name", "data.name or model.name"),
     ],

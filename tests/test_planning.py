@@ -248,7 +248,7 @@ def test_without_a_wish_for_privacy_only_messages_are_planned():
     assert (found.scheme, found.clients, found.cohort, found.rounds) == ("fedavg", 20, 10, 3)
     private = {name for name, kind in SCHEMES.items() if kind.private}
     rows = {row.scheme: row for row in found.traffic}
-    assert rows.keys() == SCHEMES.keys() - private - {"local", "centralized", "lossless"}
+    assert rows.keys() == SCHEMES.keys() - private - {"local", "centralized"}
     # the parameters and the weight, in float32, to and from 10 clients a round
     assert rows["fedavg"].megabytes_total == pytest.approx(10 * 3 * 4 * (found.parameters + 1) / 1e6)
     assert found.bits_per_parameter == pytest.approx(32 * (1 + 1 / found.parameters))
@@ -265,7 +265,7 @@ def test_what_lossless_sends_depends_on_m_and_is_what_the_run_reports(sets):
     assert received == pytest.approx(result["downlink_bytes"] / 1e6)
     # m + 2 hidden gradients of 64 x 6 + 6 numbers, the last layer's 70, 7 means and a weight, of 64 bits
     numbers = (experiment.scheme.m + 2) * 390 + 70 + 7 + 1
-    assert found.bits_per_parameter == pytest.approx(64 * numbers / 460, rel=0 if not sets else 0.03)
+    assert found.bits_per_parameter == pytest.approx(64 * numbers / 460, rel=0.1 if experiment.secure == "masked" else 0.01)
     assert [name for name, _ in found.rows()][-1] == "sums" and found.traffic_rows()[0][0] == "scheme"
 
 

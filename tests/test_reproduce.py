@@ -717,3 +717,82 @@ def test_the_quick_variant_of_lossless_perturbation_is_plain_training(inside, tm
                 assert figures["final.loss"]["ours"] == pytest.approx(plain["final.loss"]["ours"], rel=1e-4)
                 assert figures["digits_lost"]["ours"] > 0 and plain["digits_lost"]["ours"] is None
                 assert (figures["final.accuracy"]["ours"] is None) == (row == "diabetes")
+
+
+def cells_of(ended):
+    assert (ended.code, ended.err) == (0, "")
+    return {cell["folder"]: cell["figures"] for cell in json.loads(ended.out)["cells"]}
+
+
+def test_the_quick_variant_of_exactness_shows_the_law(inside, tmp_path):
+    found = cells_of(
+        inside("reproduce", "lossless-exactness", "--quick", "--json", "--out", "out", cwd=tmp_path)
+    )
+    lost = {name: figures["digits_lost"]["ours"] for name, figures in found.items()}
+    for row in ("m-1", "m-10", "powers-of-two", "cnn"):
+        # errors grow as rho^2: two digits for each factor of ten
+        assert lost[f"{row}--10000"] - lost[f"{row}--100"] == pytest.approx(4, abs=0.2)
+    page = (tmp_path / "out" / "lossless-exactness-quick" / "report.html").read_text()
+    assert page.count("<h3>kappa</h3>") == 1 and "rho, log scale" in page
+
+
+def test_the_quick_variant_of_cost_counts_what_is_sent(inside, tmp_path):
+    found = cells_of(inside("reproduce", "lossless-cost", "--quick", "--json", "--out", "out", cwd=tmp_path))
+    for m, column in ((1, "1"), (2, "2"), (5, "5"), (10, "10")):
+        # 64-8-10: m + 2 gradients of the hidden layer, one of the last, its 8 inputs, alpha and the weight
+        numbers = (m + 2) * (64 * 8 + 8) + 90 + 8 + 1 + 1
+        assert found[f"mlp--{column}"]["bits_per_parameter"]["ours"] == pytest.approx(64 * numbers / 610)
+        assert found[f"mlp--{column}"]["seconds_per_round"]["ours"] > 0
+    assert found["mlp--0"]["bits_per_parameter"]["ours"] == pytest.approx(64 * 611 / 610)
+
+
+def test_the_quick_variant_of_attacks_audits_each_run_once(inside, tmp_path, monkeypatch):
+    asked = ("reproduce", "lossless-attacks", "--quick", "--json", "--out", "out")
+    found = cells_of(inside(*asked, cwd=tmp_path))
+    audit = "audits.lossless-shift"
+    for name, figures in found.items():
+        off = {path.removeprefix(audit): one["ours"] for path, one in figures.items()}
+        effort = off[".weights of two rounds.relative error of predictions"]
+        # without effort they are off by about rho
+        rho = float(name.split("--")[0])
+        assert rho / 3 < off[".none: predictions as they come.relative error of predictions"] < 3 * rho
+        assert effort < 0.05
+    assert found["3--2"][f"{audit}.projection.share of each prediction in clear"]["ours"] == 0.8
+
+    def not_again(*given, **how):
+        raise AssertionError("was audited already")
+
+    monkeypatch.setattr("discreet.reproduce.running.audit", not_again)
+    assert cells_of(inside(*asked, cwd=tmp_path)) == found
+
+
+PLOTTED = TABLE.replace(
+    'show = ["final.accuracy",', 'across = "alpha"\nplots = ["final.accuracy"]\nshow = ["final.accuracy",'
+).replace('name = "Skewed (0.3)"', 'name = "Skewed (0.3)"\nat = 0.3')
+
+
+def test_mistakes_in_plots_and_audits(inside, written, tmp_path):
+    written(PLOTTED.replace("at = 0.3", ""))
+    line = refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    assert "plots = ['final.accuracy']: expected across, and columns with a number at" in line
+    written(PLOTTED.replace('plots = ["final.accuracy"]', 'plots = ["final.acuracy"]'))
+    line = refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    assert "plots = 'final.acuracy': expected a path in show" in line and "did you mean" in line
+    written(PLOTTED.replace('name = "StdFed"', 'name = "StdFed"\nat = 1'))
+    assert "rows.at = " in refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    written(TABLE.replace("[[columns]]", 'audits = ["membershop"]\n[[columns]]', 1))
+    line = refused(inside("reproduce", "mine.toml", cwd=tmp_path))
+    assert "mine.toml: audits = 'membershop': expected one of" in line and "'membership'" in line
+
+
+def test_plots_have_a_line_for_each_row_and_the_numbers_behind_it(inside, written, tmp_path):
+    written(PLOTTED)
+    found = cells_of(inside("reproduce", "mine.toml", "--json", "--out", "out", cwd=tmp_path))
+    page = (tmp_path / "out" / "mine" / "report.html").read_text()
+    section = page[page.index('id="comparison"') : page.index('id="curves"')]
+    assert "<h3>final accuracy</h3>" in section and ">alpha<" in section
+    for row, name in (("fedavg", "StdFed"), ("signfed", "Sign|Fed")):
+        accuracy = found[f"{row}--skewed-0.3"]["final.accuracy"]["ours"]
+        assert f"{name}: {accuracy:.4g} at 0.3." in section
+        # the column without a place is not drawn
+        assert f"{accuracy:.4g}</td></tr>" in section and section.count('<td class="n">') == 2

@@ -535,7 +535,7 @@ def centred_in_its_batch(outputs, targets):
     "loss", [absolute, clipped, clipped_far_off, heavy_on_the_last_class, centred_in_its_batch]
 )
 def test_losses_that_are_quadratic_in_places_are_refused(loss):
-    with pytest.raises(ModelError, match=f"{loss.__name__.replace('_', '-')} is not"):
+    with pytest.raises(ModelError, match=f"{__name__}:{loss.__name__} is not"):
         setting(Lossless(), data=images(), model=chain(), loss=loss)
 
 

@@ -143,9 +143,17 @@ def test_the_relay_waits_for_a_process_that_is_still_loading(tmp_path):
     assert ask(tmp_path, STEP, b"abc", 5.0, nobody) == b"cba"
 
 
-def test_a_folder_that_is_not_there_is_unreachable(tmp_path):
-    with pytest.raises(NoAnswer, match="unreachable"):
-        ask(tmp_path / "none", STEP, b"", 1.0, nobody)
+def test_a_folder_that_is_none_is_unreachable_at_once(tmp_path):
+    def opener(folder):
+        raise DataError(folder, "a secret in an error's text")
+
+    begun = time.monotonic()
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(NoAnswer, match=r"^unreachable$"):
+            ask(folder, STEP, b"", 60.0, opener)
+    assert time.monotonic() - begun < 30
+    with pytest.raises(DataError, match="is no site's folder"), acting(tmp_path / "none"):
+        pass
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system names no open folders")

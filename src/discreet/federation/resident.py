@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from discreet.errors import DataError, DiscreetError, RemoteProtocolError
+from discreet.errors import DataError, DiscreetError, RemoteProtocolError, UserError
 
 SOCKET, LOCK = "site.sock", "site.lock"
 
@@ -49,6 +49,10 @@ class NoAnswer(DiscreetError):
     def __init__(self, cause: Literal["malformed", "crashed", "unreachable"]) -> None:
         self.cause = cause
         super().__init__(cause)
+
+
+class Busy(DataError):
+    """Another process acts for a site."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,10 @@ def ask(folder: Path, kind: bytes, body: bytes, seconds: float, opener: Opener) 
         try:
             with acting(folder):
                 return _answered(opener(folder), kind, body)
-        except DataError:  # somebody acts for it and does not listen yet
+        except Busy:  # and does not listen yet
             if time.monotonic() > end:
                 raise NoAnswer("unreachable") from None
-        except OSError:
+        except (UserError, OSError):
             raise NoAnswer("unreachable") from None
         time.sleep(0.1)
 
@@ -110,7 +114,8 @@ def serve(folder: Path, opener: Opener, on_message: Callable[[bytes, bytes, floa
         on_message: called with every message, its answer and the seconds between them.
 
     Raises:
-        DataError: another process acts for the site.
+        Busy: another process acts for the site.
+        UserError: the folder is no site's.
     """
     with acting(folder):
         one = opener(folder)
@@ -126,14 +131,18 @@ def acting(folder: Path) -> Iterator[None]:
     """Be the one process that acts for a site.
 
     Raises:
-        DataError: another one is.
+        Busy: another one is.
+        DataError: there is no such folder.
     """
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataError(folder, f"is no site's folder: {error.strerror or error}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(folder, "another process acts for this site: expected one at a time") from None
+            raise Busy(folder, "another process acts for this site: expected one at a time") from None
         yield
     finally:
         os.close(handle)

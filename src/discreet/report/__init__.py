@@ -11,19 +11,21 @@ from pathlib import Path
 
 from discreet.errors import RunFolderError
 from discreet.report.page import page
+from discreet.report.plotted import Plot
 from discreet.report.records import RunRecord, find_runs, read_run
 from discreet.report.summary import summarize
 from discreet.runs import write_whole
 
-__all__ = ["RunRecord", "find_runs", "read_run", "write_report"]
+__all__ = ["Plot", "RunRecord", "find_runs", "read_run", "write_report"]
 
 
-def write_report(dirs: Sequence[Path], out: Path) -> Path:
+def write_report(dirs: Sequence[Path], out: Path, plots: Sequence[Plot] = ()) -> Path:
     """Write the report of some runs.
 
     Args:
         dirs: run folders, or folders that hold run folders; at least one.
         out: the HTML file to write. It is replaced whole or not at all; folders on the way are made.
+        plots: of the runs together, to stand before their curves.
 
     Returns:
         ``out``.
@@ -35,7 +37,7 @@ def write_report(dirs: Sequence[Path], out: Path) -> Path:
     runs = find_runs(dirs)
     if not runs:
         raise RunFolderError(out, "no run to report; expected at least one run folder")
-    _replace(out, page([summarize(run) for run in runs]))
+    _replace(out, page([summarize(run) for run in runs], plots))
     return out
 
 

@@ -12,6 +12,7 @@ from discreet.report import tables
 from discreet.report.axes import Axis, accuracy_axis, linear_axis, log_axis
 from discreet.report.charts import Line, chart
 from discreet.report.markup import Markup, join, tag
+from discreet.report.plotted import Plot, plotted
 from discreet.report.summary import Point, Summary
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -20,18 +21,21 @@ Quantity = Callable[[Point], float | None]
 Numbered = Sequence[tuple[int, Summary]]
 
 
-def page(runs: Sequence[Summary]) -> str:
+def page(runs: Sequence[Summary], plots: Sequence[Plot] = ()) -> str:
     """The whole HTML document, with no script in it and nothing to fetch.
 
     Args:
         runs: at least one, in the order in which they are listed and coloured.
+        plots: of all runs together.
     """
     datasets = list(dict.fromkeys(run.dataset for run in runs))
     title = f"{_and(datasets)}: {_count(len(runs), 'federated run')}"
     privacy = tables.privacy_table(runs)
+    drawn = [plotted(f"plot-{number}", plot) for number, plot in enumerate(plots)]
     body = [
         tag("header", tag("h1", title), tag("p", _lead(runs), class_="lead")),
         _section("Summary", tables.summary_table(runs), tag("p", _summary_note(runs), class_="note")),
+        _section("Comparison", tag("div", drawn, class_="figures")) if drawn else "",
         _section("Curves", *_curves(runs), class_="curves"),
         _section("Privacy", privacy, tag("p", _PRIVACY_NOTE, class_="note")) if privacy else "",
         _section("Settings", tables.settings_tables(runs)),

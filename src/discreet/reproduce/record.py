@@ -103,6 +103,11 @@ def figure(result: Mapping[str, Any], path: str) -> Any:
     return None if isinstance(found, Mapping | list) else found
 
 
+def heading(path: str) -> str:
+    """What a figure is called, from its path."""
+    return path.replace(".", " ").replace("_", " ")
+
+
 def markdown(record: Mapping[str, Any]) -> str:
     """The table as Markdown: for each figure ours, and beneath it what was wanted and what the paper has.
 
@@ -131,7 +136,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def _figures(record: Mapping[str, Any], path: str) -> str:
     columns = record["columns"]
-    lines = [[path.replace(".", " ").replace("_", " "), *columns], ["---", *("---:" for _ in columns)]]
+    lines = [[heading(path), *columns], ["---", *("---:" for _ in columns)]]
     notes = []
     for number, row in enumerate(record["rows"]):
         own = record["cells"][number * len(columns) : (number + 1) * len(columns)]

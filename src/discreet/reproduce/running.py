@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discreet.audits import AUDITS, audit
+from discreet.audits.running import AUDIT
 from discreet.config import Experiment, to_table
 from discreet.data.dataset import Progress, no_progress
 from discreet.data.named import named_sets
 from discreet.data.places import find, roots
 from discreet.errors import ConfigError, DataError, Diverged, ModelError, RunFolderError
+from discreet.names import did_you_mean
 from discreet.progress import OnRound
-from discreet.report import read_run, write_report
+from discreet.report import Plot, RunRecord, read_run, write_report
 from discreet.reproduce.cells import Cell, cells
-from discreet.reproduce.record import markdown, record
-from discreet.reproduce.tables import TableError, TableFile
+from discreet.reproduce.record import heading, markdown, record
+from discreet.reproduce.tables import Table, TableError, TableFile
 from discreet.runs import CONFIG, MAY_DIFFER, RESULT, check_out, write_whole
 from discreet.simulation import simulate
 
@@ -77,6 +81,9 @@ def reproduce(
         DataError: a data set is not there.
         RunFolderError: a run folder belongs to another experiment, is damaged, or cannot be written.
     """
+    if unknown := [name for name in file.table.audits if name not in AUDITS]:
+        known = f"one of: {', '.join(AUDITS)}{did_you_mean(unknown[0], AUDITS)}"
+        raise TableError(file.path, ConfigError("audits", unknown[0], known))
     wanted = cells(file, quick=quick)
     folder = out / (f"{file.name}-quick" if quick else file.name)
     folders = [folder / cell.folder for cell in wanted]
@@ -84,28 +91,38 @@ def reproduce(
     check_data([cell.experiment for cell, open_ in zip(wanted, left, strict=True) if open_], data_dir)
     failures: dict[Path, Diverged] = {}
     for number, (cell, path, open_) in enumerate(zip(wanted, folders, left, strict=True), start=1):
-        if not open_:
+        if not open_ and is_audited(path, file.table.audits):
             continue
         with watch(cell, number, len(wanted)) as (on_data, on_round):
             try:
-                simulate(
-                    cell.experiment,
-                    data_dir=data_dir,
-                    out=path,
-                    resume=True,
-                    on_data=on_data,
-                    on_round=on_round,
-                )
+                if open_:
+                    simulate(
+                        cell.experiment,
+                        data_dir=data_dir,
+                        out=path,
+                        resume=True,
+                        on_data=on_data,
+                        on_round=on_round,
+                    )
+                if file.table.audits:
+                    audit(
+                        path,
+                        attacks=file.table.audits,
+                        quick=quick,
+                        lenient=True,
+                        data_dir=data_dir,
+                        on_data=on_data,
+                    )
             except Diverged as error:
                 failures[path] = error
             except (ConfigError, DataError, ModelError) as error:
                 raise TableError(file.path, f"{cell.place}: {error}") from None
-    done = [(cell, read_run(path), failures.get(path)) for cell, path in zip(wanted, folders, strict=True)]
+    done = [(cell, _read(path), failures.get(path)) for cell, path in zip(wanted, folders, strict=True)]
     made = record(file, done, quick=quick, command=command(file, quick=quick, out=out, data_dir=data_dir))
     text = markdown(made)
     write_whole(folder / "table.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
     write_whole(folder / "table.md", text)
-    write_report(folders, folder / "report.html")
+    write_report(folders, folder / "report.html", plots(file.table, made))
     return Reproduction(folder, made, text)
 
 
@@ -115,6 +132,57 @@ def command(file: TableFile, *, quick: bool, out: Path, data_dir: Path | None) -
     words += [f"--out={out}"] if out != OUT else []
     words += [f"--data-dir={data_dir}"] if data_dir else []
     return shlex.join(words)
+
+
+def is_audited(path: Path, wanted: Sequence[str]) -> bool:
+    """Whether a run folder holds what all of these audits found, or why they do not fit."""
+    record = _audit_of(path)
+    return all(name in record.get("audits", {}) or name in record.get("unfit", {}) for name in wanted)
+
+
+def _audit_of(path: Path) -> Mapping[str, Any]:
+    """What stands in a run folder's ``audit.json``; nothing where there is none, or it cannot be read."""
+    try:
+        found = json.loads((path / AUDIT).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> RunRecord:
+    """A run folder, whose result also holds what audits measured: by audit, attack and figure."""
+    run = read_run(path)
+    measured: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, entry in _audit_of(path).get("audits", {}).items():
+        for one in entry["findings"]:
+            measured.setdefault(name, {}).setdefault(one["attack"], {})[one["figure"]] = one["measured"]
+    return replace(run, result={**(run.result or {}), "audits": measured}) if measured else run
+
+
+def plots(table: Table, made: Mapping[str, Any]) -> list[Plot]:
+    """What a table draws of its figures, each row a line over its columns' places.
+
+    Args:
+        table: the table.
+        made: the contents of ``table.json``.
+    """
+    found = []
+    width = len(table.columns)
+    for path in table.plots:
+        series = {}
+        for number, row in enumerate(table.rows):
+            own = made["cells"][number * width : (number + 1) * width]
+            ours = [cell["figures"][path]["ours"] for cell in own]
+            points = [
+                (column.at, float(one))
+                for column, one in zip(table.columns, ours, strict=True)
+                if column.at is not None and isinstance(one, int | float) and math.isfinite(one)
+            ]
+            if points:
+                series[row.name] = sorted(points)
+        if series:
+            found.append(Plot(heading(path), table.across, series))
+    return found
 
 
 def is_finished(path: Path, asked: Experiment) -> bool:

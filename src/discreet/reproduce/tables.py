@@ -66,6 +66,7 @@ class Column:
         experiment: a preset, or a TOML file beside the table's. ``{row}`` and ``{column}`` stand for the ids.
         set: settings, as of ``discreet run --set``.
         quick: settings of the quick variant.
+        at: where a column lies on the horizontal axis of the table's plots; None for not in them.
     """
 
     SECTION: ClassVar[str] = "columns"
@@ -75,6 +76,7 @@ class Column:
     experiment: str | None = None
     set: list[str] = Field(default_factory=list)
     quick: list[str] = Field(default_factory=list)
+    at: Finite | None = None
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -120,7 +122,11 @@ class Table:
         title: its heading.
         source: the paper, and which table or figure of it.
         description: what is compared, and which of its settings are the paper's.
-        show: paths into ``result.json``, as ``best.accuracy``; each becomes a table.
+        show: paths into ``result.json``, as ``best.accuracy``; each becomes a table. Below ``audits`` are what audits
+            measured: ``audits.lossless-shift.projection.relative error``.
+        audits: of each finished run, as ``discreet audit`` knows them; those that do not fit a run's scheme are left out.
+        plots: paths in `show` that are drawn in the report, a line for each row.
+        across: what the plots' horizontal axis is; the columns' `at` lie on it.
         experiment: see `Column`; a row's comes before a column's, and that before this one.
         set: settings of all runs. A run's settings are these, then its column's, its row's, its cell's.
         quick: settings of the quick variant of all runs; then its column's and its row's. They come last.
@@ -131,6 +137,9 @@ class Table:
     source: str = ""
     description: str = ""
     show: list[str] = Field(default_factory=list)
+    audits: list[str] = Field(default_factory=list)
+    plots: list[str] = Field(default_factory=list)
+    across: str = ""
     experiment: str | None = None
     set: list[str] = Field(default_factory=list)
     quick: list[str] = Field(default_factory=list)
@@ -148,6 +157,13 @@ class Table:
             if twice := [one for one in ids if ids.count(one) > 1]:
                 raise ConfigError(f"{key}.id", twice[0], "ids that differ from each other")
         columns = [column.key for column in self.columns]
+        _known("plots", dict.fromkeys(self.plots), self.show, "a path in show")
+        if any(row.at is not None for row in self.rows):
+            raise ConfigError(
+                "rows.at", [row.at for row in self.rows], "nothing: it is columns that lie on an axis"
+            )
+        if self.plots and (not self.across or all(column.at is None for column in self.columns)):
+            raise ConfigError("plots", self.plots, "across, and columns with a number at, beside them")
         for row in self.rows:
             _known(f"rows.{row.key}.cells", row.cells, columns, "a column's id")
             for name, given in (("paper", row.paper), ("want", row.want)):

@@ -54,9 +54,9 @@ def play(grid: Grid, asked: Mapping[str, Any]) -> Run:
     from discreet import config
     from discreet.federation.flower.link import FlowerLink
     from discreet.federation.identity import Identity
-    from discreet.federation.table import Deadlines
     from discreet.federation.roster import Roster
     from discreet.federation.server import federate
+    from discreet.federation.table import Deadlines
 
     sys.path.append("")  # package.module:factory may lie in the current folder
     roster, key = _path(asked, "roster"), _path(asked, "identity")

@@ -118,7 +118,9 @@ class Lossless(CommonStep, SharedModel):
         CommonStep.__post_init__(self)
         if self.rho > LARGEST_RHO:
             raise ConfigError(
-                "scheme.rho", self.rho, f"at most {LARGEST_RHO:g}: errors grow as its square, in float64 from 1e-16 on"
+                "scheme.rho",
+                self.rho,
+                f"at most {LARGEST_RHO:g}: errors grow as its square, in float64 from 1e-16 on",
             )
         if self.precision == "float32" and self.rho > 1:
             raise ConfigError(
