@@ -127,7 +127,7 @@ def test_an_interrupt_stops_all_and_resume_goes_on(start, tmp_path):
     code, out, err = started.end()
     assert (code, out) == (130, "")
     assert err.startswith(
-        "discreet: interrupted, finished rounds are kept; to go on: discreet federate digits-signfed"
+        "discreet: interrupted, finished rounds are kept; to go on: discreet federate digits-dp-signfed"
     )
     played = lines(tmp_path / "run")
     assert 1 <= played < 3
