@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="needs discreet[flower]")
 import discreet
 from command_server import Command
 from discreet import config
+from discreet.federation import local
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system has no /proc")
 
@@ -133,10 +134,14 @@ def test_an_interrupt_stops_all_and_resume_goes_on(start, tmp_path):
     assert 1 <= played < 3
     code, out, err = start(*secure, "--out", "run", "--resume").end()
     assert (code, err) == (0, "")
-    assert lines(tmp_path / "run") == 3
     assert "sums: masked" in out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["secure"] == "masked"
+    # a round that was cut off after its entry in the ledger is paid for all the same: it may cost the last round
+    entries = (tmp_path / "run" / "ledger.jsonl").read_text().count("\n")
+    assert result["privacy"]["releases"] == entries == 3
+    assert result["privacy"]["epsilon"] <= 8
+    assert lines(tmp_path / "run") == result["rounds"] in (2, 3)
     assert not any("no roster" in note for note in result["notes"])
 
 
@@ -154,6 +159,25 @@ def test_a_killed_parent_or_a_dead_superlink_leaves_nothing_behind(start, tmp_pa
     assert (code, out) == (1, "")
     assert err.startswith("discreet: superlink ended with exit code -9")
     assert err.count("\n") == 1
+
+
+def test_every_round_is_shown_once_even_if_the_metrics_are_cut(tmp_path):
+    trial = local.Trial(experiment=discreet.Experiment(rounds=4), sites=2, out=tmp_path)
+    path, seen, shown = tmp_path / "metrics.jsonl", [], local.Shown()
+
+    def show(content):
+        nonlocal shown
+        path.write_bytes(content)
+        shown = local._show(trial, shown, lambda metrics, rounds: seen.append((metrics["round"], rounds)))
+
+    first, second, third = (b'{"round": %d}\n' % number for number in (1, 2, 3))
+    shown = local._show(trial, shown, lambda *_: seen.append(None))
+    show(first + second + b'{"rou')  # a line is half written
+    show(first)  # a resumed run cuts off what came after its checkpoint
+    show(first + second)
+    show(first + second + third)
+    assert [number for number, _ in seen] in ([1, 2, 3], [1, 2, 2, 3])
+    assert {rounds for _, rounds in seen} == {4}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What was shown of a run: so many rounds, when the file of metrics had so many bytes."""
+
+    size: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
 class Places:
     """Where the parties keep what is theirs.
 
@@ -275,7 +283,7 @@ def _settings(trial: Trial, places: Places, temporary: Path, ending: Path) -> Pa
 
 def _watch(processes: Family, trial: Trial, ending: Path, on_round: OnRound | None) -> dict[str, Any]:
     """Wait for the end, and show the rounds on the way."""
-    shown = 0
+    shown = Shown()
     _until(ending.exists, processes, "the server does not start")
     while True:
         processes.check()
@@ -293,17 +301,16 @@ def _watch(processes: Family, trial: Trial, ending: Path, on_round: OnRound | No
         time.sleep(0.1)
 
 
-def _show(trial: Trial, shown: int, on_round: OnRound | None) -> int:
-    """Show the rounds that are new in the run folder; how many bytes of their file are shown then."""
+def _show(trial: Trial, shown: Shown, on_round: OnRound | None) -> Shown:
+    """Show the rounds that are new in the run folder, whose file may be cut where a run goes on."""
     path = trial.out / METRICS
-    if on_round is None or not path.exists():
+    size = path.stat().st_size if on_round is not None and path.exists() else shown.size
+    if on_round is None or size == shown.size:
         return shown
-    with path.open("rb") as file:
-        file.seek(shown)
-        *lines, _ = file.read().split(b"\n")
-    for line in lines:
+    *lines, _ = path.read_bytes().split(b"\n")
+    for line in lines[shown.rounds :]:
         on_round(json.loads(line), trial.experiment.rounds)
-    return shown + sum(len(line) + 1 for line in lines)
+    return Shown(size, len(lines))
 
 
 def _until(done: Callable[[], bool], processes: Family, otherwise: str) -> None:

@@ -268,7 +268,7 @@ def _common(
     found = heads(task.learner.loss, weight, bias, active, targets, weights, space.outputs[:rows])
     if columns == 1:
         below = space.below[: active.numel()].view_as(active)
-        torch.bmm(found.by_outputs[:, 0], weight[:, :, 0], out=below)
+        torch.bmm(found.by_outputs[..., 0], weight[:, :, 0], out=below)
         if passed is not None:
             below.mul_(passed)
         blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))

@@ -30,10 +30,12 @@ class Strip:
     Attributes:
         inputs: shape (C, width, N), 0 where a column has fewer than N such examples.
         picked: which examples, shape (C, N); None for all, in their order.
+        places: the same as places among all columns' examples, column after column, shape (C * N,).
     """
 
     inputs: Tensor
     picked: Tensor | None
+    places: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +47,14 @@ class Space:
     Attributes:
         weight: of the heads, shape (R, outputs, columns, hidden), for as many pieces as a stack has at most.
         outputs: shape (R, B, outputs, columns).
+        turned: a piece's gradients by the outputs, shape (columns, B, outputs).
         below: gradients by the first layer's outputs, of as many numbers as any strip has.
         passed: likewise, 1 where these are passed on and 0 elsewhere, for strips with picked examples.
     """
 
     weight: Tensor
     outputs: Tensor
+    turned: Tensor
     below: Tensor
     passed: Tensor
 
@@ -74,6 +78,7 @@ class Space:
         return cls(
             inputs.new_empty(pieces, outputs, columns, hidden),
             inputs.new_empty(pieces, examples, outputs, columns),
+            inputs.new_empty(columns, examples, outputs),
             inputs.new_empty(max(sizes) * hidden),
             inputs.new_empty(max(picked, default=0) * hidden),
         )
@@ -84,7 +89,7 @@ class Heads:
     """What R pieces' participants, `columns` each, give by their outputs.
 
     Attributes:
-        by_outputs: gradients, shape (R, columns, B, outputs).
+        by_outputs: gradients, shape (R, B, outputs, columns).
         by_weight: their sum over everybody by the layer's weight, shape (outputs, hidden).
         by_bias: the same by its bias, shape (outputs,).
         losses: the sums of the weighted losses, mean over columns, shape (R,).
@@ -123,13 +128,14 @@ def strips_of(inputs: Tensor, hidden: int) -> list[Strip]:
         last = min(columns, first + max(1, IN_CACHE // (max(1, counts[first]) * hidden)))
         most = max(counts[first:last])
         if most > WORTH_PICKING * examples:
-            found.append(Strip(by_column[first:last].contiguous(), None))
+            found.append(Strip(by_column[first:last].contiguous(), None, None))
         else:
             # those that have something come first; what follows them, where a column has fewer, is zeros
             order = present[first:last].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
             picked = order[:, :most].contiguous()
             own = by_column[first:last].gather(2, picked.unsqueeze(1).expand(-1, width, -1))
-            found.append(Strip(own, picked))
+            starts = torch.arange(first, last, device=inputs.device) * examples
+            found.append(Strip(own, picked, (picked + starts.unsqueeze(1)).flatten()))
         first = last
     return found
 
@@ -170,7 +176,7 @@ def heads(
         delta = space.copy_(found.view(rows, columns, examples, outputs).permute(0, 2, 3, 1))
     summed = delta.sum(3)
     by_weight = torch.bmm(summed.transpose(1, 2), active).sum(0)
-    return Heads(delta.permute(0, 3, 1, 2), by_weight, summed.sum((0, 1)), losses / columns)
+    return Heads(delta, by_weight, summed.sum((0, 1)), losses / columns)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,21 +206,23 @@ def add_blocks(
 
     Args:
         strips: the piece's inputs.
-        by_outputs: shape (columns, B, outputs).
+        by_outputs: shape (B, outputs, columns).
         weight: shape (outputs, columns, hidden).
         passed: 1 where the first layer's outputs are passed on and 0 elsewhere, shape (B, hidden); None for everywhere.
         space: of the worker.
         blocks_sum: shape (columns, width, hidden).
     """
-    outputs, _, hidden = weight.shape
+    outputs, every, hidden = weight.shape
+    turned = space.turned
+    turned.view(every, -1).copy_(by_outputs.flatten(0, 1).T)
     sizes = [len(strip.inputs) for strip in strips]
-    split = (torch.split(by_outputs, sizes), torch.split(weight, sizes, 1), torch.split(blocks_sum, sizes))
+    split = (torch.split(turned, sizes), torch.split(weight, sizes, 1), torch.split(blocks_sum, sizes))
     for strip, above, own, added in zip(strips, *split, strict=True):
         columns, _, examples = strip.inputs.shape
         count = columns * examples * hidden
         below, mask, picked = space.below[:count].view(columns, examples, hidden), passed, strip.picked
-        if picked is not None:
-            above = above.gather(1, picked.unsqueeze(2).expand(-1, -1, outputs))
+        if strip.places is not None:
+            above = turned.view(-1, outputs).index_select(0, strip.places).view(columns, examples, outputs)
         torch.bmm(above, own.transpose(0, 1), out=below)
         if mask is not None and picked is not None:
             mine = space.passed[:count].view(-1, hidden)
