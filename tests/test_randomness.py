@@ -92,7 +92,9 @@ def test_system_words_are_fresh():
 def test_keyed_streams_repeat_under_their_key_and_differ_under_any_other():
     one, other = Keyed(bytes(32)), Keyed(bytes(31) + b"\1")
     assert np.array_equal(one.words(2, 4, "coins", 8), Keyed(bytes(32)).words(2, 4, "coins", 8))
-    keys = {source.key(*place) for source in (one, other) for place in [(1, 2, "a"), (2, 1, "a"), (1, 2, "b")]}
+    keys = {
+        source.key(*place) for source in (one, other) for place in [(1, 2, "a"), (2, 1, "a"), (1, 2, "b")]
+    }
     assert len(keys) == 6
     assert Seeded(0).key(1, 2, "a") not in keys
 

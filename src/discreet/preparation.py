@@ -140,6 +140,7 @@ def prepare(
     loss: Loss | None = None,
     data_dir: Path | None = None,
     on_data: Progress = no_progress,
+    keep: bool = True,
 ) -> Federation:
     """Load, deal out, build and check everything, before anything is trained.
 
@@ -151,6 +152,7 @@ def prepare(
         loss: instead of the one that the experiment names.
         data_dir: where data sets are looked for first.
         on_data: called while data that takes long to read is read.
+        keep: whether what is made of the data may be kept in the user's cache.
 
     Raises:
         UserError: something cannot be done.
@@ -163,7 +165,7 @@ def prepare(
     else:
         check_dataset(data)
         if experiment.data.features == "scattering":
-            data = scattered(data, on_data)
+            data = scattered(data, on_data, keep)
     holdout, own = _hold_out(experiment, data, streams)
     if partition is None:
         partition = deal(experiment, data, own, streams)

@@ -174,7 +174,11 @@ class Batches:
 
 
 def draw_batches(
-    plan: LocalTraining, cohort: Cohort, lanes: int, randomness: Seeded | Keyed, augment: FlipCrop | None = None
+    plan: LocalTraining,
+    cohort: Cohort,
+    lanes: int,
+    randomness: Seeded | Keyed,
+    augment: FlipCrop | None = None,
 ) -> Batches:
     """Draw the batches of a cohort of at most `lanes` clients, padded to `lanes`."""
     batch = min(plan.batch_size or cohort.capacity, cohort.capacity) or 1

@@ -4,13 +4,18 @@ pytest.importorskip("flwr", reason="needs discreet[flower]")
 
 
 import os
+import subprocess
+import sys
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
+from discreet.errors import DataError
 from discreet.federation import resident
 from discreet.federation.flower import client
 from discreet.federation.flower.client import SAID, STEP, WHO, packed, unpacked
 from discreet.federation.flower.link import ASK_AGAIN, GRACE, FlowerLink
+from discreet.federation.flower.server import play
+from discreet.federation.identity import Identity
 from discreet.federation.link import Failure
 
 
@@ -201,7 +206,7 @@ def test_a_message_that_flower_does_not_take_is_unreachable(grid, link):
     assert failure.cause == "unreachable"
 
 
-def test_a_second_node_of_the_same_site_is_not_listened_to(grid, link, caplog):
+def test_a_second_node_of_the_same_site_is_not_listened_to_while_the_first_answers(grid, link, caplog):
     grid.add(10, 0, lambda _: b"first")
     link.present()
     grid.add(11, 0, lambda _: b"second")
@@ -213,6 +218,38 @@ def test_a_second_node_of_the_same_site_is_not_listened_to(grid, link, caplog):
     link._clock.sleep(ASK_AGAIN)
     assert link.present() == {0}
     assert link.exchange({0: b"a"}, 5.0) == {0: b"second"}
+
+
+def test_a_node_that_squats_on_a_sites_number_gives_way_to_the_one_that_can_sign(grid, link):
+    grid.add(10, 0, lambda _: b"not signed by the site")
+    link.present()
+    grid.add(11, 0, lambda _: b"signed")
+    link.present()
+    assert link.exchange({0: b"a"}, 5.0) == {0: b"not signed by the site"}
+    link.doubt(0)  # as the server does that has looked at the signature
+    assert link.present() == {0}
+    assert link.exchange({0: b"a"}, 5.0) == {0: b"signed"}
+
+
+@pytest.mark.parametrize("said", [{"cause": "malformed"}, b"", 2])
+def test_a_node_that_does_not_answer_as_a_site_gives_way_to_another(grid, link, said):
+    grid.add(10, 0, lambda _: said)
+    link.present()
+    grid.add(11, 0, lambda _: b"signed")
+    link.present()
+    assert isinstance(link.exchange({0: b"a"}, 5.0)[0], Failure)
+    assert link.exchange({0: b"a"}, 5.0) == {0: b"signed"}
+    link.doubt(0)  # in turn: the first may be the right one after all
+    assert isinstance(link.exchange({0: b"a"}, 5.0)[0], Failure)
+
+
+def test_a_site_without_a_rival_keeps_its_node_whatever_it_answers(grid, link):
+    grid.add(10, 0, lambda _: b"")
+    link.present()
+    link.exchange({0: b"a"}, 5.0)
+    link.doubt(0)
+    link.doubt(1)
+    assert link.present() == {0} and link.exchange({0: b"a"}, 5.0)[0].cause == "malformed"
 
 
 def test_a_node_without_a_site_is_asked_again_after_a_while(grid, link, clock):
@@ -260,10 +297,17 @@ def test_packed_bytes_are_hardly_longer_than_the_bytes(size):
     assert content["body"].count_bytes() <= len(body) + 100
 
 
-def test_the_relay_is_light():
-    import subprocess
-    import sys
+def test_the_servers_identity_must_be_its_owners_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    key, asked = tmp_path / "identity.pem", tmp_path / "experiment.toml"
+    key.write_bytes(Identity.generate().to_pem())
+    key.chmod(0o644)
+    asked.write_text("")
+    with pytest.raises(DataError, match="chmod 600"):
+        play(None, {"experiment": str(asked), "sites": 0, "identity": str(key), "roster": ""})
 
+
+def test_the_relay_is_light():
     program = (
         "import sys, discreet.federation.flower.client\n"
         "print(sorted({'torch', 'pydantic', 'sklearn', 'scipy'} & set(sys.modules)))"

@@ -129,6 +129,13 @@ def test_what_is_allowed_passes(limits, table):
     limits.check(experiment(**table), 5)
 
 
+def test_sums_of_a_grid_are_over_its_rows():
+    cgd = {"scheme": {"name": "cgd"}, "secure": "additive"}
+    Limits(minimum_cohort=3).check(experiment(**cgd), 6, columns=2)
+    with pytest.raises(Refusal, match="a sum over 2 sites"):
+        Limits(minimum_cohort=3).check(experiment(**cgd), 6, columns=3)
+
+
 def test_a_rehearsal_is_refused_unless_it_is_allowed():
     assert refused(Limits(), rehearse=True).cause == "limits"
     Limits(allow_rehearsal=True).check(experiment(), 5, rehearse=True)

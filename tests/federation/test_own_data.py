@@ -1,20 +1,25 @@
 """Four hospitals, each with a folder, a key and data of its own, and sums under masks: from the first key to the export."""
 
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from discreet.cohort import Examples
 from discreet.config import from_table
+from discreet.data import sources
 from discreet.data.dataset import Dataset
+from discreet.errors import UnknownKey
 from discreet.federation.budget import EVERYONE
 from discreet.federation.home import Home
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.link import MemoryLink
+from discreet.federation.party import Facts, prepared
 from discreet.federation.roster import Member, Roster, server_toml
 from discreet.federation.server import federate
 from discreet.federation.settings import SiteData, SiteSettings
@@ -67,6 +72,28 @@ def federated(homes, table=EXPERIMENT, **options):
         deadlines=Deadlines(5.0, 5.0, 5.0),
         **options,
     )
+
+
+def test_of_a_sites_own_images_nothing_is_kept_outside_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISCREET_CACHE", str(tmp_path / "cache"))
+    for place in ("train/ill", "train/well", "test/ill", "test/well"):
+        (tmp_path / "images" / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / place / "one.png")
+    own = {"path": str(tmp_path / "images")}
+    data = SiteData(source="images", options=own).load()
+    if find_spec("kymatio") is not None:
+        SiteData(source="images", options=own | {"features": "scattering"}).load()
+        asked = from_table({"data": {"clients": 2, "features": "scattering"}, "model": {"name": "linear"}})
+        federation = prepared(asked, Facts((2, 2)), data, None)
+        assert federation.task.learner.network.count > 2 * 3 * 8 * 8 / 2
+    assert not (tmp_path / "cache").exists()
+    sources.load("images", **own)  # as in a simulation
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_site_has_no_say_in_what_is_kept():
+    with pytest.raises(UnknownKey, match="keep"):
+        SiteData(source="images", options={"path": "nowhere", "keep": True}).load()
 
 
 def test_a_run_between_hospitals(homes, tmp_path):

@@ -81,6 +81,19 @@ def test_a_bug_is_answered_with_a_constant_and_ends_the_process(tmp_path):
         assert not (tmp_path / SOCKET).exists()
 
 
+def test_a_bug_is_not_hidden_by_a_relay_that_has_gone():
+    asked, relay = socket.socketpair()
+
+    def failing(message):
+        relay.close()
+        raise ZeroDivisionError
+
+    with asked:
+        relay.sendall(HEAD.pack(STEP, 1) + b"m")
+        with pytest.raises(ZeroDivisionError):
+            resident._serve_one(asked, Acting(7, failing), lambda *_: None)
+
+
 def test_a_message_larger_than_allowed_is_not_read(tmp_path):
     with served(tmp_path, Acting(0, reversing, largest=100)):
         with pytest.raises(NoAnswer, match=r"malformed|crashed"):

@@ -9,7 +9,7 @@ from discreet.federation.sealing import NONCE_BYTES, OVERHEAD, Topic
 from discreet.secure.masking.keys import KeyPair
 
 ONE, OTHER, THIRD = (KeyPair.of(number, bytes([number + 1]) * 32) for number in range(3))
-TOPIC = Topic(b"share", b"r" * 16, 1, 2, 0, 0)
+TOPIC = Topic(b"share", b"r" * 16, 1, 2, 0, 0, b"a" * 32, 4)
 NONCE = bytes(range(NONCE_BYTES))
 
 
@@ -35,6 +35,8 @@ def test_what_is_sealed_is_read_by_its_receiver_and_by_nobody_else(body, nonce):
         {"round": 3},
         {"attempt": 1},
         {"phase": 1},
+        {"drawn": 3},
+        {"agreed": b"b" * 32},
     ],
 )
 def test_it_opens_under_no_other_topic(change):

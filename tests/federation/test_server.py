@@ -1,4 +1,6 @@
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from parties import (
     simulated,
 )
 
+import discreet.federation.server
 from discreet.config import Data, Dropouts, Engine, Experiment
-from discreet.errors import ConfigError, RunAborted, UserError
+from discreet.errors import ConfigError, RunAborted, RunFolderError, UserError
+from discreet.federation.limits import Limits
 from discreet.federation.link import Failure, MemoryLink
 from discreet.federation.server import REHEARSED, TRUSTED
 from discreet.federation.site import kept_model
@@ -209,6 +213,46 @@ def test_what_was_about_to_be_released_counts_after_a_kill(tmp_path):
     assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 1
     resumed = run(asked, members, out=tmp_path / "run", resume=True)
     assert resumed.result["privacy"]["releases"] == 3  # two rounds, and one that may have been seen
+
+
+def test_a_run_whose_ledger_is_lost_does_not_go_on(tmp_path):
+    asked, members = experiment("dp-signfed", rounds=2), parties()
+    run(asked, members, out=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    for name in ("ledger.jsonl", "ledger.jsonl.next"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(RunFolderError, match="expected the 2 releases, or more"):
+        run(asked, members, out=tmp_path / "run", resume=True)
+
+
+def test_a_copy_of_a_run_folder_that_is_put_back_goes_on_in_a_new_session(tmp_path, monkeypatch):
+    """Sites answer in no session of which they have had a message: this one is later than all there were."""
+    now = [2_000_000_000.0]
+    monkeypatch.setattr(discreet.federation.server, "time", SimpleNamespace(time=lambda: now[0]))
+    members, folder, copy = parties(limits=Limits()), tmp_path / "run", tmp_path / "copy"
+
+    def session(rounds, **options):
+        asked = experiment("fedavg", rounds=rounds)
+        run(asked, members, out=folder, rehearse=False, **options)
+        return json.loads((folder / "federation.json").read_text())["session"]
+
+    with pytest.raises(KeyboardInterrupt):
+        session(3, on_round=_killed_after(1))
+    shutil.copytree(folder, copy)
+    with pytest.raises(KeyboardInterrupt):
+        session(3, on_round=_killed_after(2), resume=True)
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    now[0] += 60
+    assert session(3, resume=True) == 2_000_000_060
+
+
+def _killed_after(round):
+    def ended(line, _):
+        if line["round"] == round:
+            raise KeyboardInterrupt
+
+    return ended
 
 
 def test_a_run_without_enough_sites_says_who_is_missing_and_why():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from parties import ALLOWED, BLOBS, SERVER, SIZES, dealt, experiment, identity, parties, roster
+from parties import ALLOWED, BLOBS, SERVER, dealt, experiment, identity, parties, roster
 
 from discreet.config import Privacy, to_toml
 from discreet.errors import LocalProtocolError, RemoteProtocolError
@@ -40,10 +40,11 @@ PLAIN = experiment("fedavg")
 class Server:
     """Asks sites by hand, as a server might that keeps to no rule but the form of messages."""
 
-    def __init__(self, asked, members, *, rehearse=True, key=SERVER, run=RUN, session=1):
+    def __init__(self, asked, members, *, rehearse=True, key=SERVER, run=RUN, session=1, partition=None):
         self.asked, self.members, self.rehearse, self.key = asked, members, rehearse, key
         self.run, self.session, self.sequence = run, session, 0
-        self.federation = prepared(deployed(asked), Facts.of(dealt()), BLOBS, None)
+        self.facts = Facts.of(dealt() if partition is None else partition)
+        self.federation = prepared(deployed(asked), self.facts, BLOBS, None)
         self.hello = Hello(key.public, rehearse, len(members), to_toml(self.federation.experiment))
 
     def message(self, site, *asked, round=0, attempt=0, sequence=None):
@@ -69,10 +70,18 @@ class Server:
         answers = [parts.answered(part) for part in found.parts]
         return answers if len(answers) > 1 else answers[0]
 
+    def greet(self):
+        """Greet all sites."""
+        welcomes = [self.ask(site, self.hello) for site in range(len(self.members))]
+        columns = self.facts.columns
+        self.begun = Begin(
+            self.facts.sizes, tuple(map(Features, columns)), tuple(one.member for one in welcomes)
+        )
+        return self
+
     def begin(self):
         """Greet all sites, and tell them of each other."""
-        welcomes = [self.ask(site, self.hello) for site in range(len(self.members))]
-        self.begun = Begin(SIZES, (), tuple(one.member for one in welcomes))
+        self.greet()
         for site in range(len(self.members)):
             assert isinstance(self.ask(site, self.begun), parts.Ready)
         return self
@@ -82,6 +91,10 @@ class Server:
 
     def work(self, how=IN_CLEAR, drawn=4, **more):
         return Work(0, drawn, how, self.payload(), **more)
+
+    def work_of(self, site, drawn, holders=(0, 1, 2)):
+        """What a site of a grid is asked, whose payload is its own."""
+        return Work(0, drawn, ADDITIVE, self.payload(site), holders=holders)
 
     def shares(self, senders, round=1, attempt=0, holders=(0, 1, 2)):
         """The additive shares of some sites, by the place of their holder."""
@@ -97,8 +110,8 @@ def cause(answer):
     return found.cause
 
 
-def begun(asked, **options):
-    return Server(asked, parties(**options)).begin()
+def begun(asked, partition=None, **options):
+    return Server(asked, parties(partition, **options), partition=partition).begin()
 
 
 # ---- who speaks
@@ -136,7 +149,7 @@ def test_with_a_roster_no_other_server_is_heard():
 
 @pytest.mark.parametrize("pinned", [None, roster()])
 def test_keys_that_a_server_makes_up_for_others_are_refused(pinned):
-    server = begun(PLAIN, pinned=pinned)
+    server = Server(PLAIN, parties(pinned=pinned)).greet()
     made_up = Identity.generate()
     mine = dataclasses.replace(
         server.begun.members[1],
@@ -157,7 +170,7 @@ def test_keys_that_a_server_makes_up_for_others_are_refused(pinned):
     ],
 )
 def test_share_keys_have_to_be_signed_by_their_owners(change):
-    server = begun(PLAIN)
+    server = Server(PLAIN, parties()).greet()
     wrong = dataclasses.replace(server.begun.members[2], **change)
     members = (*server.begun.members[:2], wrong, server.begun.members[3])
     assert cause(server.ask(0, dataclasses.replace(server.begun, members=members))) == "malformed"
@@ -172,7 +185,7 @@ def test_share_keys_have_to_be_signed_by_their_owners(change):
     ],
 )
 def test_what_is_said_of_a_site_has_to_be_so(change):
-    server = begun(PLAIN)
+    server = Server(PLAIN, parties()).greet()
     assert cause(server.ask(0, dataclasses.replace(server.begun, **change))) in ("malformed", "data")
 
 
@@ -285,12 +298,13 @@ def test_the_owners_budget_ends_its_contributions_and_nothing_else():
 def to_mask(server, round, serial, attempt=0):
     """Play the first two stages of a masked sum by hand; what site 0 is then asked."""
     from discreet.federation.masked import MaskedSum
-    from discreet.federation.terms import masking_terms
+    from discreet.federation.terms import agreement, masking_terms
     from discreet.secure.masking import Stage
 
     cohort = tuple(range(len(server.members)))
+    agreed = agreement(server.rehearse, server.hello.experiment, server.begun)
     terms = masking_terms(
-        server.federation, server.run, server.session, serial, round, cohort, bytes(31) + b"\1"
+        server.federation, server.run, agreed, server.session, serial, round, cohort, bytes(31) + b"\1"
     )
     keys = {site: identity(site).public for site in cohort}
     sum_ = MaskedSum.of(serial, terms, keys)
@@ -447,14 +461,15 @@ def test_parts_that_are_none_are_refused_and_not_answered_in_words():
     assert cause(server.ask(0, server.work(), round=0)) == "malformed"
 
 
-def test_a_failure_of_the_sites_own_says_no_more_than_that():
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError, AssertionError, ImportError])
+def test_a_failure_of_the_sites_own_says_no_more_than_that(error):
     server = begun(PLAIN)
     site = server.members[0]
     site.site._seat = None
     site.site._own = None
 
     def broken():
-        raise RuntimeError("patient 4711 is missing")
+        raise error("patient 4711 is missing")
 
     site.site.data = dataclasses.replace(site.site.data, load=broken)
     answer = server.ask(0, server.work(), round=1)

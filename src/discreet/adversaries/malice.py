@@ -123,7 +123,9 @@ class Malice:
             noise[lanes] = 0
         return integers, noise
 
-    def _each(self, work: Work, cohort: Cohort, lanes: NDArray[np.bool_], randomness: Seeded | Keyed) -> Trained:
+    def _each(
+        self, work: Work, cohort: Cohort, lanes: NDArray[np.bool_], randomness: Seeded | Keyed
+    ) -> Trained:
         """Everybody's update, with what each malicious client makes of its own."""
         uphill = lanes & (self.adversary.attack == "gradient-ascent")
         found, lie = work(cohort, uphill), _LIES.get(self.adversary.attack)

@@ -33,7 +33,11 @@ def cache_folder() -> Path:
 
 
 def prepared(
-    name: str, sources: Sequence[Path], settings: Mapping[str, object], make: Callable[[], Arrays]
+    name: str,
+    sources: Sequence[Path],
+    settings: Mapping[str, object],
+    make: Callable[[], Arrays],
+    keep: bool = True,
 ) -> Arrays:
     """The arrays that `make` gives, from the cache if they are there.
 
@@ -43,7 +47,10 @@ def prepared(
             key, for a folder those of every file below it.
         settings: everything else on which the result depends.
         make: reads the set.
+        keep: whether there is a cache at all; not for what must not lie in it.
     """
+    if not keep:
+        return make()
     key = hashlib.sha256(
         json.dumps(
             [FORMAT, [_fingerprint(source) for source in sources], sorted(settings.items())], default=str

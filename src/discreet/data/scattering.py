@@ -93,7 +93,7 @@ def feature_count(shape: tuple[int, ...]) -> int:
     return paths * _cells(height) * _cells(width)
 
 
-def scattered(data: Dataset, on_progress: Progress = no_progress) -> Dataset:
+def scattered(data: Dataset, on_progress: Progress = no_progress, keep: bool = True) -> Dataset:
     """The data set with features in the place of its images, from the cache if they are there.
 
     The cache knows them by the images themselves, not by where they came from.
@@ -101,6 +101,7 @@ def scattered(data: Dataset, on_progress: Progress = no_progress) -> Dataset:
     Args:
         data: images, as `Dataset` describes them.
         on_progress: called as ``on_progress(done, total, what)``, in images, while features are computed.
+        keep: whether to keep them in the cache.
 
     Returns:
         A data set of the kind ``table``, with inputs float32 (count, features).
@@ -125,7 +126,7 @@ def scattered(data: Dataset, on_progress: Progress = no_progress) -> Dataset:
         train, test = _features(transform, parts, f"scattering {data.name}", on_progress)
         return Arrays(train, data.train.targets.numpy(), test, data.test.targets.numpy(), data.classes)
 
-    found = prepared(f"{data.name}-scattering", [], settings, make)
+    found = prepared(f"{data.name}-scattering", [], settings, make, keep)
     wide = (part.astype(np.float32) for part in (found.train_inputs, found.test_inputs))
     # targets, classes and columns are those of the images: the cache holds them to be a whole data set
     inputs = Arrays(

@@ -92,6 +92,7 @@ def load(
     vocabulary: int = 10_000,
     features: Features = "none",
     on_progress: Progress | None = None,
+    keep: bool = True,
 ) -> Dataset:
     """Loads a data set; a pure function of its arguments and the files.
 
@@ -121,6 +122,7 @@ def load(
             `discreet.data.text.Tokenizer`: nothing about anyone's words leaks by it.
         features: ``scattering``: in the place of images, what `discreet.data.scattering` makes of them.
         on_progress: called as ``on_progress(done, total, what)`` while something slow is read or computed.
+        keep: whether images of your own, and features, are kept in the cache.
 
     Raises:
         ConfigError: on an unknown name (with the nearest right one) or an argument that does not fit.
@@ -140,7 +142,7 @@ def load(
         raise ConfigError("data.features", features, " or ".join(get_args(Features)))
     if features == "scattering":
         check_scattering(name, source.kind)
-        return scattered(_images(name, source.kind, path, data_dir, reading), reading.progress)
+        return scattered(_images(name, source.kind, path, data_dir, reading, keep), reading.progress, keep)
     if name == "table":
         arrays = read_table(
             _own_path(name, path),
@@ -156,7 +158,7 @@ def load(
     if name in SHIPPED:
         return as_dataset(name, source.kind, SHIPPED[name].read(standardise))
     if source.kind == "image":
-        return _images(name, source.kind, path, data_dir, reading)
+        return _images(name, source.kind, path, data_dir, reading, keep)
     return _load_named(name, data_dir, reading)
 
 
@@ -190,7 +192,12 @@ def _shipped() -> list[Found]:
 
 
 def _images(
-    name: str, kind: Kind, path: Path | str | None, data_dir: Path | str | None, reading: Reading
+    name: str,
+    kind: Kind,
+    path: Path | str | None,
+    data_dir: Path | str | None,
+    reading: Reading,
+    keep: bool,
 ) -> Dataset:
     if name in SHIPPED:
         return as_dataset(name, kind, SHIPPED[name].read(False))
@@ -203,7 +210,7 @@ def _images(
         "seed": reading.seed,
     }
     return as_dataset(
-        name, kind, prepared(name, [folder], settings, lambda: read_image_tree(folder, reading))
+        name, kind, prepared(name, [folder], settings, lambda: read_image_tree(folder, reading), keep)
     )
 
 

@@ -28,7 +28,8 @@ def additive(game: Game, ask: Ask) -> Total:
     """Sum a phase over the cohort, in its groups.
 
     Raises:
-        RoundAborted: a holder of shares failed, or in a round of several phases anybody.
+        RoundAborted: a holder of shares failed, or in a round of several phases anybody; or too few contribute for the
+            noise that is promised.
     """
     phase, ring = ask.phase, ask.phase.group
     if not isinstance(ring, Ring):
@@ -45,13 +46,18 @@ def additive(game: Game, ask: Ask) -> Total:
     game.check_whole(shared)
     if not shared:
         raise RoundAborted((), 1, "no contribution arrived")
+    promise, drawn = game.table.federation.task.promise, len(game.cohort)
+    if promise is not None and len(shared) < promise.needed(drawn):
+        needed = promise.needed(drawn)
+        raise RoundAborted(sorted(shared), needed, "contributions, for the noise that is promised")
     game.release()
     sums: dict[int, PartialSum] = {}
     plan = Plan()
     senders = tuple(sorted(shared))
     for place, holder in enumerate(holders):
         sealed = tuple(shared[sender].sealed[place] for sender in senders)
-        plan.add(holder, Holding(len(ask.received), senders, sealed), partial(_put, sums, holder))
+        holding = Holding(len(ask.received), senders, sealed, drawn - len(senders))
+        plan.add(holder, holding, partial(_put, sums, holder))
     game.ask(plan, deadlines.work, f"{phase.name}, sums")
     if set(sums) != set(holders):
         raise RoundAborted(sums, len(holders), "holders of shares")

@@ -195,7 +195,8 @@ def _network(experiment: Experiment, data: Dataset | None, data_dir: Path | None
         data=replace(experiment.data, partition="iid", clients=1, holdout=0.0),
         engine=replace(experiment.engine, device="cpu"),
     )
-    return preparation.prepare(alone, data=data, data_dir=data_dir).task.learner.network
+    found = preparation.prepare(alone, data=data, data_dir=data_dir, keep=data is None)
+    return found.task.learner.network
 
 
 def _name(runs: Path, run: object) -> str:

@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         schemes: names of schemes that may run, or ``"all"``.
-        minimum_cohort: the site adds to no sum that fewer sites are drawn for.
+        minimum_cohort: the site adds to no sum that fewer sites are drawn for; on a grid, of any column.
         epsilon: what all runs together may cost; None for no limit. With one, schemes that promise no privacy are
             refused, and sums in the clear: what the server sees of one site has only that site's share of the noise.
         delta: at which `epsilon` is counted, in (0, 1); None only without an epsilon.
@@ -39,7 +39,8 @@ class Limits:
         code: names of models and losses, as ``package.module:name``, that may be imported when the server names them.
         paths: files and folders of this machine that the server may name as the data.
         allow_rehearsal: whether runs are allowed in which nothing is secret: noise and masks come from a seed.
-        report_evaluation: whether the site says how good a model is on its own data.
+        report_evaluation: whether the site says how good a model is on its own data; never with an `epsilon`, as no
+            noise covers it.
         trust_sampling: whether the server is trusted to draw sites as the experiment says. A site cannot check the
             draw; without this it counts every round as if all sites took part, which costs more.
         largest_message: in bytes; larger ones are not read.
@@ -76,7 +77,13 @@ class Limits:
             raise ConfigError(f"limits.{missing}", None, f"a number: limits.{there} means nothing without it")
 
     def check(
-        self, experiment: Experiment, sites: int, *, rehearse: bool = False, own_data: bool = False
+        self,
+        experiment: Experiment,
+        sites: int,
+        *,
+        rehearse: bool = False,
+        own_data: bool = False,
+        columns: int = 1,
     ) -> None:
         """Refuse an experiment that the owner does not allow; for a look before anything is built.
 
@@ -87,6 +94,7 @@ class Limits:
             sites: how many there are.
             rehearse: whether nothing in it is to be secret.
             own_data: whether the site has data of its own, so that no path in the experiment is read.
+            columns: of a grid of sites, whose sums are over one site of each row; if that is not known yet, 1.
 
         Raises:
             Refusal: it is not allowed.
@@ -110,7 +118,7 @@ class Limits:
             raise Refusal(
                 "limits", f"secure = {experiment.secure!r}, where the server sees every part: {why}"
             )
-        self.check_cohort(_expected(experiment, sites) // groups_of(scheme))
+        self.check_cohort(_expected(experiment, sites) // groups_of(scheme) // columns)
         self._check_named(experiment, own_data)
 
     def check_cohort(self, drawn: int) -> None:

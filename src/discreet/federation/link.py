@@ -47,6 +47,10 @@ class Link(Protocol):
         """The sites that can be reached now."""
         ...
 
+    def doubt(self, site: int) -> None:
+        """Hear that what came of a site was not its own: whoever else says that he is it may be."""
+        ...
+
     def close(self) -> None:
         """End the link; there is no other call after this one."""
         ...
@@ -92,6 +96,9 @@ class MemoryLink:
     def present(self) -> frozenset[int]:
         """All sites but those in `absent`."""
         return frozenset(self.sites) - self.absent
+
+    def doubt(self, site: int) -> None:
+        """Nobody else says that he is a site."""
 
     def close(self) -> None:
         """Nothing is left to end."""

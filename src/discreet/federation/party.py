@@ -15,7 +15,8 @@ from discreet import preparation
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
-from discreet.errors import ConfigError, LocalProtocolError
+from discreet.errors import ConfigError, LocalProtocolError, UserError
+from discreet.federation.requests import MOST_EXAMPLES
 from discreet.preparation import Federation
 from discreet.randomness import Keyed, Seeded, SystemRandom
 from discreet.schemes.base import Narrowed
@@ -44,12 +45,31 @@ class Facts:
         """How many there are."""
         return len(self.sizes) * max(1, len(self.columns))
 
+    @property
+    def is_dealt_once(self) -> bool:
+        """Whether every column has features, and each feature is in one."""
+        dealt = sorted(place for own in self.columns for place in own)
+        return all(self.columns) and dealt == list(range(len(dealt)))
+
     def partition(self, held: int) -> Partition:
-        """A partition with these facts for a party that holds `held` examples: of its own row, the right ones."""
+        """A partition with these facts for a party that holds `held` examples: of its own row, the right ones.
+
+        Raises:
+            UserError: there are more than `MOST_EXAMPLES`; it names the site that says it has most.
+        """
+        if sum(self.sizes) > MOST_EXAMPLES:
+            most = int(np.argmax(self.sizes))
+            raise UserError(
+                f"site {most * max(1, len(self.columns))} says it holds {self.sizes[most]} examples: "
+                f"expected at most {MOST_EXAMPLES} of all sites together"
+            )
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        order = np.arange(offsets[-1]) - np.repeat(offsets[:-1], self.sizes)
+        # memory that is not written to is never taken: a site's word for what it holds costs others nothing
+        order = np.zeros(offsets[-1], dtype=np.int32)
+        for row in np.flatnonzero(np.array(self.sizes) == held).tolist():
+            order[offsets[row] : offsets[row + 1]] = np.arange(held)
         columns = tuple(np.array(own, dtype=np.int64) for own in self.columns) or None
-        return Partition(order % max(1, held), offsets, columns)
+        return Partition(order, offsets, columns)
 
 
 def check_playable(experiment: Experiment) -> None:
@@ -97,7 +117,7 @@ def prepared(
     Raises:
         UserError: something cannot be done.
     """
-    folder = None if data_dir is None else Path(data_dir)
+    folder, own = None if data_dir is None else Path(data_dir), data is not None
     if data is None:
         found = preparation.prepare(experiment, data_dir=folder)
         if facts is None or Facts.of(found.partition) == facts:
@@ -108,8 +128,9 @@ def prepared(
     ):  # nobody has said yet who holds what: as many sites as are expected, each with all of it
         expected = experiment.data
         count = expected.rows * expected.columns if expected.partition == "grid" else expected.clients
-        facts = Facts((len(data.train),) * count)
-    found = preparation.prepare(experiment, data=data, partition=facts.partition(len(data.train)))
+        facts = Facts((min(len(data.train), MOST_EXAMPLES // count),) * count)
+    partition = facts.partition(len(data.train))
+    found = preparation.prepare(experiment, data=data, partition=partition, keep=not own)
     return replace(found, experiment=replace(found.experiment, given=[]))
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from discreet.federation.fields import Bytes, Exactly, Many, Number, Record, Text, Truth, Whole
 from discreet.federation.refusal import CAUSES, Cause
-from discreet.federation.requests import MOST_FEATURES, Member
+from discreet.federation.requests import MOST_EXAMPLES, MOST_FEATURES, Member
 from discreet.wire import KEY_BYTES, MOST_SITES, REFUSED, SIGNATURE_BYTES, WELCOME, Part
 
 
@@ -48,7 +48,7 @@ class Welcome(Answered):
     written: ClassVar = {
         "identity": Exactly(KEY_BYTES),
         "number": Whole(4, MOST_SITES - 1),
-        "examples": Whole(8, 2**40),
+        "examples": Whole(8, MOST_EXAMPLES),
         "features": Many(Whole(4), MOST_FEATURES),
         "share_key": Exactly(KEY_BYTES),
         "vouched": Exactly(SIGNATURE_BYTES),

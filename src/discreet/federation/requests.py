@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from discreet.federation.fields import Bytes, Exactly, Many, Of, Record, Text, Truth, Whole
@@ -10,6 +10,8 @@ from discreet.wire import HELLO, KEY_BYTES, MOST_ROUNDS, MOST_SITES, SIGNATURE_B
 
 LONGEST_EXPERIMENT = 1 << 20
 MOST_FEATURES = 1 << 24
+MOST_EXAMPLES = 1 << 28
+"""Training examples of all sites together."""
 
 IN_CLEAR, MASKED, ADDITIVE = 0, 1, 2
 """How a phase is summed, as in `Work.how`."""
@@ -93,13 +95,20 @@ class Begin(Asked):
 
     kind: ClassVar[int] = 9
     written: ClassVar = {
-        "sizes": Many(Whole(8, 2**40), MOST_SITES),
+        "sizes": Many(Whole(8, MOST_EXAMPLES), MOST_SITES),
         "columns": Many(Of(Features), MOST_SITES),
         "members": Many(Of(Member), MOST_SITES),
     }
     sizes: tuple[int, ...]
     columns: tuple[Features, ...]
     members: tuple[Member, ...]
+
+    @property
+    def lasting(self) -> Begin:
+        """What of it stays the same for a whole run: all but the share keys, which who has lost its own draws anew."""
+        keyless = Member(bytes(KEY_BYTES), bytes(KEY_BYTES), bytes(SIGNATURE_BYTES))
+        members = tuple(replace(keyless, identity=member.identity) for member in self.members)
+        return replace(self, members=members)
 
 
 @dataclass(frozen=True)
@@ -176,13 +185,25 @@ class Holding(Asked):
         phase: its place in the round.
         senders: whose shares they are, in rising order.
         sealed: the shares, in that order.
+        absent: how many more were drawn, of whom nothing came; shares open for the number of all drawn alone.
     """
 
     kind: ClassVar[int] = 6
-    written: ClassVar = {"phase": Whole(1), "senders": _SITES, "sealed": Many(Bytes(), MOST_SITES)}
+    written: ClassVar = {
+        "phase": Whole(1),
+        "senders": _SITES,
+        "sealed": Many(Bytes(), MOST_SITES),
+        "absent": Whole(4, MOST_SITES),
+    }
     phase: int
     senders: tuple[int, ...]
     sealed: tuple[bytes, ...] = field(repr=False)
+    absent: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """For how many sites the senders have sized their noise."""
+        return len(self.senders) + self.absent
 
 
 @dataclass(frozen=True)

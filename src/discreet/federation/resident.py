@@ -206,7 +206,8 @@ def _serve_one(asked: socket.socket, one: Acting, on_message: Callable[[bytes, b
         _send(asked, FAILED, error.cause.encode())
         return
     except BaseException:
-        _send(asked, FAILED, b"crashed")
+        with suppress(OSError):  # a relay that has gone must not hide why
+            _send(asked, FAILED, b"crashed")
         raise
     if kind == STEP:
         on_message(body, answer, time.monotonic() - begun)

@@ -33,6 +33,8 @@ class Topic:
         purpose: as ``b"share"``.
         run: names the run.
         session, round, attempt, phase: of the sum.
+        agreed: what all sites have to know alike, as `discreet.federation.terms.agreement` has it.
+        drawn: sites in the sum, for whose number each sizes its noise.
     """
 
     purpose: bytes
@@ -41,11 +43,15 @@ class Topic:
     round: int
     attempt: int
     phase: int
+    agreed: bytes
+    drawn: int
 
     def context(self, sender: int) -> bytes:
         """Names what a sender has to say of it."""
-        numbers = struct.pack("<IIHBI", self.session, self.round, self.attempt, self.phase, sender)
-        return bytes([len(self.purpose)]) + self.purpose + self.run + numbers
+        numbers = struct.pack(
+            "<IIHBII", self.session, self.round, self.attempt, self.phase, self.drawn, sender
+        )
+        return bytes([len(self.purpose)]) + self.purpose + self.run + self.agreed + numbers
 
     def seal(self, own: KeyPair, receiver: int, key: bytes, nonce: bytes, body: bytes) -> bytes:
         """A body that only the receiver can read.

@@ -36,7 +36,7 @@ from discreet.federation.refusal import Refusal
 from discreet.federation.shares import Shares
 from discreet.federation.spending import Spending
 from discreet.federation.state import Place, RunState, SumState
-from discreet.federation.terms import how_summed, masking_terms
+from discreet.federation.terms import ALL_NEIGHBOURS, how_summed, masking_terms
 from discreet.preparation import Federation
 from discreet.randomness import Seeded, SystemRandom
 from discreet.schemes.base import Contribution, Kept, Narrowed, Phase, Total
@@ -60,6 +60,7 @@ class Seat:
         secrets: where masks, shares and keys come from.
         federation: the site's, with its own data.
         begin: what it was told of the others.
+        agreed: what all sites have to know alike, see `discreet.federation.terms.agreement`.
         rehearse: whether nothing is secret.
     """
 
@@ -70,6 +71,7 @@ class Seat:
     secrets: Seeded | SystemRandom
     federation: Federation
     begin: Begin
+    agreed: bytes
     rehearse: bool
 
     @cached_property
@@ -108,7 +110,7 @@ class Seat:
         _check(part.how == how, "how: not as the experiment says")
         _check(envelope.round >= 1, "round: there is none")
         _check_forward(run, place, goes_on=part.phase > 0)
-        self._check_drawn(part.drawn)
+        self._check_drawn(part.drawn, phase)
         sum_state = self._masked_sum(run, envelope, part) if how == MASKED else None
         if how == ADDITIVE:
             self._check_holders(part.holders)
@@ -121,7 +123,7 @@ class Seat:
             self._charge(envelope)
         given = self._contribution(run, envelope.round, part, phase, payload, received)
         # what later phases need of this one
-        run = replace(run, place=place)
+        run = replace(run, place=place, worked=place)
         if len(phases) > 1:
             run = replace(run, payload=body, holders=part.holders)
         if given.kept is not None and self._examples:
@@ -137,7 +139,7 @@ class Seat:
                 run, envelope, sum_state, lambda client: client.mask(part.delivered, vector)
             )
             return answer, run, told
-        shares = self._shares(run, envelope, part.phase, phase)
+        shares = self._shares(run, envelope, part.phase, phase, part.drawn)
         return shares.share_out(vector, part.holders), run, told
 
     def _contribution(
@@ -168,13 +170,14 @@ class Seat:
         _check(number < len(phases), "phase: there is no such")
         return phases[number], how_summed(self.federation.experiment, phases[number])
 
-    def _check_drawn(self, drawn: int) -> None:
+    def _check_drawn(self, drawn: int, phase: Phase) -> None:
         """Refuse to make its share of noise smaller than it can rightly be, or to be one of too few."""
         promise = self.federation.task.promise
         most = self._sites if promise is None else min(self._sites, promise.largest_cohort)
         _check(1 <= drawn <= most, "drawn: cannot be")
         if not isinstance(self.federation.scheme, Local):  # which sends nothing
-            self.limits.check_cohort(drawn)
+            # the sums of a grid's columns are each over one site of a row
+            self.limits.check_cohort(drawn // self._columns if phase.scope == "column" else drawn)
 
     def _charge(self, envelope: Envelope) -> None:
         scheme, task = self.federation.scheme, self.federation.task
@@ -201,7 +204,7 @@ class Seat:
         for number, body in enumerate(part.received):
             phase, how = self._phase(phases, number)
             if how == ADDITIVE and phase.scope == "row":
-                values = self._shares(run, envelope, number, phase).row_total(run.holders, body)
+                values = self._shares(run, envelope, number, phase, part.drawn).row_total(run.holders, body)
             else:
                 values = as_tensor(body, zeros(phase.group, (0,)).dtype)
             _check(len(values) == phase.length, "received: of another length")
@@ -245,9 +248,10 @@ class Seat:
 
     def _terms(self, envelope: Envelope, there: SumState) -> MaskingTerms:
         try:
-            return masking_terms(
+            terms = masking_terms(
                 self.federation,
                 envelope.run,
+                self.agreed,
                 envelope.session,
                 there.serial,
                 there.round,
@@ -256,6 +260,13 @@ class Seat:
             )
         except ConfigError as error:
             raise Refusal("limits", f"a masked sum of {len(there.cohort)} sites: {error}") from None
+        # with some neighbours alone nobody sees whether more than the threshold, and their noise, are in the sum
+        if not terms.complete and (
+            self.limits.epsilon is not None or terms.threshold < self.limits.minimum_cohort
+        ):
+            cause = f"a masked sum of {len(there.cohort)} sites: expected {ALL_NEIGHBOURS} at most"
+            raise Refusal("limits", cause)
+        return terms
 
     def _masked_sum(self, run: RunState, envelope: Envelope, part: Work) -> SumState:
         there = _sum(run, part.serial)
@@ -265,13 +276,15 @@ class Seat:
 
     # ---- additive sharing
 
-    def _shares(self, run: RunState, envelope: Envelope, number: int, phase: Phase) -> Shares:
+    def _shares(self, run: RunState, envelope: Envelope, number: int, phase: Phase, drawn: int) -> Shares:
         return Shares(
             KeyPair.of(self.number, run.share_key),
             [member.share_key for member in self.begin.members],
             self.secrets,
             envelope,
+            self.agreed,
             number,
+            drawn,
             _ring(phase),
             phase.length,
         )
@@ -297,7 +310,8 @@ class Seat:
         groups = {"all": columns * 0, "row": rows, "column": columns}[phase.scope]
         count = {"all": 1, "row": len(self.begin.sizes), "column": self._columns}[phase.scope]
         self._check_hidden(phase, groups)
-        shares = self._shares(run, envelope, part.phase, phase)
+        self._check_noise(part)
+        shares = self._shares(run, envelope, part.phase, phase, part.drawn)
         sums = shares.held(part.senders, part.sealed, groups.tolist(), count)
         run = replace(run, place=place)
         if phase.scope == "row":
@@ -305,12 +319,23 @@ class Seat:
         return shares.together(sums, phase.common), run
 
     def _check_hidden(self, phase: Phase, groups: NDArray[np.int64]) -> None:
-        """Refuse sums that would show single contributions where there are others to hide among."""
-        self.limits.check_cohort(len(groups))
-        if phase.scope == "row" or len(self.begin.sizes) == 1:
-            return  # a row's total is for the row alone; a column of one has nobody to hide among, which all know
-        if np.bincount(groups)[np.unique(groups)].min() < 2:
+        """Refuse sums that are over too few, or that would show single contributions."""
+        counts = np.bincount(groups)
+        fewest = int(counts[counts > 0].min())
+        if phase.scope == "row":  # whose total is for the row alone
+            self.limits.check_cohort(len(groups))
+            _check(fewest == self._columns, "senders: a row without one of its sites")
+            return
+        self.limits.check_cohort(fewest)
+        if fewest < 2:
             raise Refusal("limits", "a sum of shares of one site alone")
+
+    def _check_noise(self, part: Holding) -> None:
+        """Refuse a sum with less noise in it than was promised."""
+        promise = self.federation.task.promise
+        needed = 0 if promise is None else promise.needed(part.drawn)
+        if len(part.senders) < needed:
+            raise Refusal("limits", f"noise of {len(part.senders)} sites, where that of {needed} is promised")
 
     # ---- what is the site's own
 
@@ -326,16 +351,24 @@ class Seat:
         kept = None if own is None else as_tensor(own, seen.vector.dtype)
         return scheme.own_model(task, seen, self.number, kept)
 
-    def evaluated(self, run: RunState, envelope: Envelope, part: Evaluate) -> Answered:
-        """How good the site's own model is on its test examples."""
+    def evaluated(self, run: RunState, envelope: Envelope, part: Evaluate) -> tuple[Answered, RunState]:
+        """How good the site's own model is on its test examples, once a round.
+
+        No noise covers that, and the server chooses the model: with a budget there is no answer.
+        """
         if not self.limits.report_evaluation:
             raise Refusal("limits", "report_evaluation is false")
+        if self.limits.epsilon is not None:
+            raise Refusal("limits", "nothing is promised of an evaluation, and epsilon is limited")
+        if envelope.round < run.judged:
+            raise Refusal("stale", "the model of this round has been judged")
         vector = self.own_model(run, envelope.round + 1, part.payload)
         test = self.federation.test
         if vector is None:
             raise Refusal("scheme", "the site has no model of its own to evaluate")
         found = evaluate(self.federation.task.learner, vector, test)
-        return Evaluated(found.accuracy, found.loss, len(test))
+        answer = Evaluated(found.accuracy, found.loss, len(test))
+        return answer, replace(run, judged=envelope.round + 1)
 
 
 def _check(holds: bool, what: str) -> None:
@@ -347,8 +380,7 @@ def _check_forward(run: RunState, place: Place, *, goes_on: bool) -> None:
     """Refuse to do a thing twice, or what comes after another of the same round where that is missing."""
     if place <= run.place:
         raise Refusal("stale", "it is done, or over")
-    here = (run.place.session, run.place.round, run.place.attempt)
-    if goes_on and here != (place.session, place.round, place.attempt):
+    if goes_on and run.worked != replace(place, step=place.step - 2):
         raise Refusal("stale", "the round's earlier phases are missing")
 
 

@@ -8,6 +8,7 @@ is in the ledger, on the disk, before it is.
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,6 +123,12 @@ def federate(
         table = Table(federation, met, spending, deadlines)
         course = Course(table, parallel, attempts, rehearse)
         progress, history = beginning(federation, folder)
+        if folder and progress.ledger.releases > spending.ledger().releases:
+            raise RunFolderError(
+                folder.path / LEDGER,
+                f"has lost lines: expected the {progress.ledger.releases} releases, or more, that the checkpoint counts; "
+                "put the newest copy back, or give another --out",
+            )
         progress = replace(progress, ledger=spending.ledger())
         while not is_over(federation, progress) and not patience_is_over(federation.experiment, progress):
             try:
@@ -264,7 +271,8 @@ class Named:
 
     Attributes:
         run: 16 bytes.
-        session: counted from 1.
+        session: higher than in all processes before: the seconds since 1970, so that a copy of the run folder that was put
+            back does not lead to one that was there; in a rehearsal, counted from 1.
     """
 
     run: bytes
@@ -274,10 +282,11 @@ class Named:
 def _named(folder: RunFolder | None, experiment: Experiment, rehearse: bool) -> Named:
     """The run's name and the session, written down before anybody hears of them."""
     found: dict[str, Any] = {}
+    now = 1 if rehearse else int(time.time())
     if folder is not None and (folder.path / PARTICIPANTS).exists():
         try:
             found = json.loads((folder.path / PARTICIPANTS).read_text("utf-8"))
-            named = Named(bytes.fromhex(found["run"]), int(found["session"]) + 1)
+            named = Named(bytes.fromhex(found["run"]), max(now, int(found["session"]) + 1))
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise RunFolderError(
                 folder.path / PARTICIPANTS, f"is damaged ({error}): give another --out"
@@ -285,7 +294,7 @@ def _named(folder: RunFolder | None, experiment: Experiment, rehearse: bool) -> 
     else:
         source = Seeded(experiment.seed) if rehearse else SystemRandom()
         words = source.words(0, -1, "run", RUN_BYTES // 8)
-        named = Named(words.astype("<u8").tobytes(), 1)
+        named = Named(words.astype("<u8").tobytes(), now)
     if folder is not None:
         facts = {"run": named.run.hex(), "session": named.session}
         folder.replace(PARTICIPANTS, (json.dumps(facts) + "\n").encode())

@@ -70,7 +70,8 @@ class SiteData:
             UserError: it cannot be loaded, or cannot be trained on.
         """
         if ":" not in self.source:
-            data: object = sources.load(self.source, **{"data_dir": self.folder, **self._known_options()})
+            options = {"data_dir": self.folder, **self._known_options(), "keep": False}
+            data: object = sources.load(self.source, **options)
         else:
             data = self._called()
         if not isinstance(data, Dataset):
@@ -80,7 +81,7 @@ class SiteData:
 
     def _known_options(self) -> dict[str, Any]:
         """The options, if `sources.load` takes them all."""
-        takes = set(inspect.signature(sources.load).parameters) - {"name", "on_progress"}
+        takes = set(inspect.signature(sources.load).parameters) - {"name", "on_progress", "keep"}
         for key in self.options:
             if key not in takes:
                 raise UnknownKey(

@@ -32,7 +32,9 @@ class Shares:
         keys: everybody's public ones, by the sites' numbers.
         secrets: where shares and nonces come from.
         envelope: of the message; its sum is that of its run, session, round and attempt.
+        agreed: what all sites have to know alike.
         phase: of the round.
+        drawn: sites in the sum, for whose number each sizes its noise.
         ring: of the sum.
         length: of a contribution.
     """
@@ -41,7 +43,9 @@ class Shares:
     keys: Sequence[bytes]
     secrets: Seeded | SystemRandom = field(repr=False)
     envelope: Envelope
+    agreed: bytes
     phase: int
+    drawn: int
     ring: Ring
     length: int
 
@@ -121,7 +125,8 @@ class Shares:
 
     def _topic(self, purpose: bytes) -> Topic:
         one = self.envelope
-        return Topic(purpose, one.run, one.session, one.round, one.attempt, self.phase)
+        numbers = one.session, one.round, one.attempt, self.phase
+        return Topic(purpose, one.run, *numbers, self.agreed, self.drawn)
 
     def _sealed(self, topic: Topic, receivers: Sequence[int], bodies: Sequence[bytes]) -> tuple[bytes, ...]:
         purpose = f"nonces {topic.purpose.decode()} {self.phase}"

@@ -37,13 +37,25 @@ from discreet.federation.refusal import Cause, Refusal
 from discreet.federation.roster import Roster
 from discreet.federation.seat import Seat
 from discreet.federation.spending import Spending
-from discreet.federation.state import Mark, RunState, SiteState
+from discreet.federation.state import MOST_RUNS, Mark, RunState, SiteState
+from discreet.federation.terms import agreement
 from discreet.preparation import Federation
 from discreet.randomness import Keyed, Seeded, SystemRandom
 from discreet.secure.masking.keys import public_key
 from discreet.wire import KEY_BYTES, RUN_BYTES, Envelope, Kind, Part, verify
 
-FAILS = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+FAILS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What training on strange numbers, or the owner's own code, may raise."""
 
 
@@ -109,7 +121,7 @@ class Site:
         self._on_refusal = on_refusal
         self._own: Dataset | None = None
         self._prepared: tuple[str, Federation] | None = None
-        self._seat: tuple[bytes, bytes, Seat] | None = None
+        self._seat: tuple[tuple[bytes, str, bytes], Seat] | None = None
 
     def step(self, state: bytes, message: bytes) -> tuple[bytes, bytes]:
         """Answer a message.
@@ -131,6 +143,10 @@ class Site:
         mark = known.mark(envelope.run)
         if mark is not None and (envelope.session, envelope.sequence) <= (mark.session, mark.sequence):
             return state, self._reply(envelope, [self._refused("replayed").part])
+        if mark is None and len(known.marks) >= MOST_RUNS:
+            full = Refusal("limits", f"{MOST_RUNS} runs are remembered: forget them to join others")
+            self._on_refusal(full)
+            return state, self._reply(envelope, [self._refused("limits").part])
         try:
             wanted = [parts.asked(part) for part in envelope.parts]
         except LocalProtocolError as error:
@@ -222,7 +238,7 @@ class Site:
             case Holding():
                 answer, run = seat.holding(run, envelope, one)
             case Evaluate():
-                answer = seat.evaluated(run, envelope, one)
+                answer, run = seat.evaluated(run, envelope, one)
             case End():
                 answer, run = self._end(seat, run, envelope, one)
             case _:
@@ -239,11 +255,13 @@ class Site:
         _require("data", self.number < one.sites, "the site's number is not among the sites")
         experiment = self._experiment(one.experiment)
         check_playable(experiment)
-        self.limits.check(experiment, one.sites, rehearse=one.rehearse, own_data=self.data is not None)
+        self._check_allowed(experiment, one.sites, one.rehearse)
         examples, features = self._held(experiment, one.experiment, one.sites)
         run = known.run
         if run is None or run.run != envelope.run:
             run = self._started(envelope.run, experiment, one)
+        else:
+            run = self._again(run, experiment, one)
         share_key = public_key(run.share_key)
         vouched = self.identity.sign(parts.vouching(run.run, self.number, share_key))
         answer = parts.Welcome(
@@ -256,6 +274,18 @@ class Site:
             _in_a_line(self.limits),
         )
         return answer, known.running(replace(run, sums=()))
+
+    def _check_allowed(self, experiment: Experiment, sites: int, rehearse: bool, columns: int = 1) -> None:
+        own = self.data is not None
+        self.limits.check(experiment, sites, rehearse=rehearse, own_data=own, columns=columns)
+
+    def _again(self, run: RunState, experiment: Experiment, one: Hello) -> RunState:
+        """A run that goes on: with more rounds, or on another machine of the server's, and else as it was."""
+        before = self._experiment(run.experiment)
+        same = (run.rehearse, run.sites) == (one.rehearse, one.sites)
+        same &= replace(before, rounds=experiment.rounds) == experiment and before.rounds <= experiment.rounds
+        _require("malformed", same, "another experiment than this run began with")
+        return replace(run, experiment=one.experiment)
 
     def _experiment(self, text: str) -> Experiment:
         """The experiment, to be computed on this site's device."""
@@ -290,8 +320,16 @@ class Site:
 
     def _begin(self, run: RunState, one: Begin) -> RunState:
         """Check what is said of everybody, and build what the rounds need."""
-        facts = facts_of(one.sizes, [column.places for column in one.columns])
+        if run.begun and Begin.from_bytes(run.begun).lasting != one.lasting:
+            raise Refusal("malformed", "other sites, or other data, than this run began with")
+        run = replace(run, begun=one.to_bytes())
+        self._seated(run)
+        return run
+
+    def _check_members(self, run: RunState, one: Begin, facts: Facts) -> None:
+        """Refuse sites that are not who they must be, or that make no grid."""
         _require("malformed", len(one.members) == run.sites == facts.sites, "not as many sites as there are")
+        _require("malformed", facts.is_dealt_once, "columns do not hold each feature once")
         for number, member in enumerate(one.members):
             known = member.identity if self.roster is None else self.roster.public(number)
             _require("malformed", member.identity == known, f"site {number} is another in the roster")
@@ -306,17 +344,17 @@ class Site:
         _require(
             "malformed", own.share_key == public_key(run.share_key), "this site's share key is another's"
         )
-        run = replace(run, begun=one.to_bytes())
-        self._seated(run)
-        return run
 
     def _seated(self, run: RunState) -> Seat:
         """The site in its run: remembered, or built from the state."""
-        if self._seat is not None and self._seat[:2] == (run.run, run.begun):
-            return self._seat[2]
+        told = (run.run, run.experiment, run.begun)
+        if self._seat is not None and self._seat[0] == told:
+            return self._seat[1]
         begin = Begin.from_bytes(run.begun)
         facts = facts_of(begin.sizes, [column.places for column in begin.columns])
+        self._check_members(run, begin, facts)
         experiment = self._experiment(run.experiment)
+        self._check_allowed(experiment, run.sites, run.rehearse, max(1, len(facts.columns)))
         if self.data is not None:
             found = prepared(experiment, facts, self._loaded(self.data), None)
         else:
@@ -341,9 +379,10 @@ class Site:
             secrets,
             with_streams(found, randomness, secrets),
             begin,
+            agreement(run.rehearse, run.experiment, begin),
             run.rehearse,
         )
-        self._seat = (run.run, run.begun, seat)
+        self._seat = (told, seat)
         return seat
 
     # ---- the end
@@ -351,7 +390,9 @@ class Site:
     def _end(self, seat: Seat, run: RunState, envelope: Envelope, one: End) -> tuple[Answered, RunState]:
         vector = seat.own_model(run, envelope.round + 1, one.payload)
         model = b"" if vector is None else as_bytes(vector.to(torch.float32))
-        return parts.Done(), replace(run, model=model, played=envelope.round, sums=())
+        if run.model and model != run.model and run.place <= run.ended:
+            raise Refusal("stale", "the run ended with another model, and no round was played since")
+        return parts.Done(), replace(run, model=model, played=envelope.round, ended=run.place, sums=())
 
 
 def kept_model(state: bytes) -> KeptModel | None:

@@ -246,7 +246,8 @@ class Sites:
             self.version += 1  # everybody has to hear of the new key
         its.key, its.welcome, its.here, its.knows = welcome.identity, welcome, True, 0
 
-    def _begin(self) -> Begin:
+    def begin(self) -> Begin:
+        """What everybody has to know of everybody, once all have been welcomed."""
         facts = self.facts or self.gathered()
         columns = tuple(parts.Features(own) for own in facts.columns)
         members = tuple(its.welcome.member for its in self.all.values() if its.welcome is not None)
@@ -285,7 +286,7 @@ class Sites:
             wanted = list(plan.asked[site])
             its = self.all[site]
             if its.here and its.knows != self.version:
-                wanted.insert(0, (self._begin(), partial(self._begun, site, self.version)))
+                wanted.insert(0, (self.begin(), partial(self._begun, site, self.version)))
             self.sequence += 1
             envelope = Envelope(
                 Kind.REQUEST,
@@ -315,6 +316,7 @@ class Sites:
                 self._take(site, envelope, wanted, reply, stage, keeps)
             except RemoteProtocolError as error:
                 self.failed(site, stage, Failure("malformed", error.field), round)
+                self.link.doubt(site)
         self.passed.append(Passed(stage, taken, up, sum(map(len, messages.values()))))
 
     def failed(self, site: int, stage: str, failure: Failure, round: int) -> None:

@@ -12,7 +12,8 @@ from discreet.wire import KEY_BYTES, MOST_ROUNDS, MOST_SITES, RUN_BYTES
 _ROUND = Whole(4, MOST_ROUNDS)
 _SITES = Many(Whole(4, MOST_SITES - 1), MOST_SITES)
 
-MOST_RUNS = 1 << 20
+MOST_RUNS = 1 << 12
+"""Runs that a site can hear of until its owner has it forget them."""
 MOST_SUMS = 4
 """Masked sums that a site may be in at the same time: that of a round, that of the next, and one of either over again."""
 
@@ -111,6 +112,9 @@ class RunState(Record):
         kept: after the last two rounds that the site took part in, the later one last.
         model: the site's own, once the run is over.
         played: the last round.
+        worked: where the site last contributed.
+        ended: where it was when the run was over.
+        judged: models of rounds before this one are judged no more.
     """
 
     written: ClassVar = {
@@ -128,6 +132,9 @@ class RunState(Record):
         "kept": Many(Of(KeptState), 2),
         "model": Bytes(),
         "played": _ROUND,
+        "worked": Of(Place),
+        "ended": Of(Place),
+        "judged": Whole(4),
     }
     run: bytes
     rehearse: bool
@@ -143,6 +150,9 @@ class RunState(Record):
     kept: tuple[KeptState, ...] = ()
     model: bytes = field(default=b"", repr=False)
     played: int = 0
+    worked: Place = Place(0, 0, 0, 0)
+    ended: Place = Place(0, 0, 0, 0)
+    judged: int = 0
 
     def before(self, round: int) -> bytes | None:
         """What was kept of the rounds before one; None for nothing."""

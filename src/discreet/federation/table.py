@@ -11,7 +11,7 @@ from discreet.errors import ConfigError
 from discreet.federation.masked import MaskedSum, Sums
 from discreet.federation.spending import Spending
 from discreet.federation.standing import Sites
-from discreet.federation.terms import masking_terms
+from discreet.federation.terms import agreement, masking_terms
 from discreet.preparation import Federation
 from discreet.progress import Progress, is_over
 from discreet.randomness import SERVER
@@ -70,6 +70,8 @@ class Table:
     def sums(self, number: int, cohort: NDArray[np.int64]) -> Sums:
         """New masked sums of a cohort's groups; who is in too small a group is in none."""
         (phase,) = self.federation.scheme.phases(self.federation.task)
+        hello = self.sites.hello
+        agreed = agreement(hello.rehearse, hello.experiment, self.sites.begin())
         found = []
         for group in self.groups(number, cohort, phase):
             self.serial += 1
@@ -78,6 +80,7 @@ class Table:
                 terms = masking_terms(
                     self.federation,
                     self.sites.run,
+                    agreed,
                     self.sites.session,
                     self.serial,
                     number,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError, LocalProtocolError
-from discreet.federation.parts import ADDITIVE, IN_CLEAR, MASKED
+from discreet.federation.parts import ADDITIVE, IN_CLEAR, MASKED, Begin
 from discreet.preparation import Federation
 from discreet.schemes.base import Phase
 from discreet.secure.masking import MaskingTerms
@@ -19,6 +20,12 @@ FALLING_SILENT = 1.0
 FEWEST = 3
 """Sites in a masked sum: that of two tells each the other's vector."""
 
+_PROTOCOL = b"discreet agreement 1"
+
+ALL_NEIGHBOURS = 128
+"""Up to so many sites of a masked sum are all neighbours of each other, so that each sees who is in it: a server that
+lies to a few of them could else have their sum alone."""
+
 
 def how_summed(experiment: Experiment, phase: Phase) -> int:
     """How a phase is summed: `IN_CLEAR`, `MASKED` or `ADDITIVE`."""
@@ -27,9 +34,24 @@ def how_summed(experiment: Experiment, phase: Phase) -> int:
     return {"masked": MASKED, "additive": ADDITIVE}.get(experiment.secure, IN_CLEAR)
 
 
+def agreement(rehearse: bool, experiment: str, begin: Begin) -> bytes:
+    """SHA-256 of what all sites of a run have to know alike, 32 bytes.
+
+    Secure sums are bound to it: sites that a server tells different things cannot read what they seal for each other.
+
+    Args:
+        rehearse: whether nothing is secret.
+        experiment: what runs, as TOML, letter by letter.
+        begin: who takes part, with how much of what.
+    """
+    said = bytes([rehearse]) + begin.lasting.to_bytes() + experiment.encode()
+    return hashlib.sha256(_PROTOCOL + said).digest()
+
+
 def masking_terms(
     federation: Federation,
     run: bytes,
+    agreed: bytes,
     session: int,
     serial: int,
     round: int,
@@ -41,6 +63,7 @@ def masking_terms(
     Args:
         federation: of the run.
         run: names it.
+        agreed: what all its sites have to know alike, see `agreement`.
         session: of the server's process.
         serial: of the sum in the session; another sum is another.
         round: that it is for.
@@ -59,9 +82,11 @@ def masking_terms(
     if len(cohort) < FEWEST:
         raise ConfigError("cohort", f"{len(cohort)} sites", f"at least {FEWEST}")
     graph = masking_graph(task.promise, len(cohort), FALLING_SILENT)
+    if len(cohort) <= ALL_NEIGHBOURS:
+        graph = graph.completed()
     needed = 0 if task.promise is None else task.promise.needed(len(cohort))
     return MaskingTerms(
-        run=run + struct.pack("<II", session, serial),
+        run=run + agreed + struct.pack("<II", session, serial),
         round=round,
         cohort=cohort,
         bits=phase.group.bits,

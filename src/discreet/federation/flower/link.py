@@ -1,8 +1,9 @@
 """The server's link to sites, over Flower's Message API.
 
 Flower knows nodes by numbers of its own. Which site is at a node, the node says itself; nobody vouches for that, and
-the server checks the site's signature on everything that follows. A node keeps its site's number while it is online:
-another one that claims the same is not listened to, and the log says so.
+the server checks the site's signature on everything that follows. A node keeps its site's number while it is online and
+answers as the site: another one that claims the same waits, and the log says so. Once the first one does not answer, or
+not with what the site has signed, the others have their turn.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class FlowerLink:
     ) -> None:
         self._grid, self._asking, self._clock, self._sleep = grid, asking, clock, sleep
         self._nodes: dict[int, int] = {}
+        self._claims: dict[int, list[int]] = {}
         self._asked: dict[int, float] = {}
 
     def exchange(self, messages: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Failure]:
@@ -86,14 +88,31 @@ class FlowerLink:
         nodes = {self._nodes[site]: site for site in messages if site in self._nodes}
         replies = self._ask(STEP, {node: packed(messages[site]) for node, site in nodes.items()}, seconds)
         results = {site: _read(replies[node]) for node, site in nodes.items()}
+        for site, found in results.items():
+            if isinstance(found, Failure):
+                self.doubt(site)
         return {site: results.get(site, Failure("unreachable")) for site in sorted(messages)}
 
     def present(self) -> frozenset[int]:
         """The sites whose nodes are online; nodes that are new are asked which site they have."""
         online = set(self._grid.get_node_ids())
         self._nodes = {site: node for site, node in self._nodes.items() if node in online}
-        self._meet(online - set(self._nodes.values()))
+        self._claims = {
+            site: [node for node in claims if node in online] for site, claims in self._claims.items()
+        }
+        for site, claims in self._claims.items():
+            if claims and site not in self._nodes:
+                self._nodes[site] = claims.pop(0)
+        waiting = {node for claims in self._claims.values() for node in claims}
+        self._meet(online - set(self._nodes.values()) - waiting)
         return frozenset(self._nodes)
+
+    def doubt(self, site: int) -> None:
+        """See `Link`: the next node that claims the number has it, and this one waits for its next turn."""
+        if site in self._nodes and (claims := self._claims.get(site)):
+            claims.append(self._nodes[site])
+            self._nodes[site] = claims.pop(0)
+            LOG.warning("node %d is taken for site %d now", self._nodes[site], site)
 
     def close(self) -> None:
         """Flower ends its grid by itself."""
@@ -112,9 +131,8 @@ class FlowerLink:
             if site is None:
                 LOG.warning("node %d does not say which site it has", node)
             elif site in self._nodes:
-                LOG.warning(
-                    "node %d claims to be site %d, which another node is: not listened to", node, site
-                )
+                LOG.warning("node %d claims to be site %d, which another node is: it waits", node, site)
+                self._claims.setdefault(site, []).append(node)
             else:
                 self._nodes[site] = node
 

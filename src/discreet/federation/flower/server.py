@@ -53,6 +53,7 @@ def play(grid: Grid, asked: Mapping[str, Any]) -> Run:
     """Run the experiment between the sites that are on the grid."""
     from discreet import config
     from discreet.federation.flower.link import FlowerLink
+    from discreet.federation.home import load_identity
     from discreet.federation.identity import Identity
     from discreet.federation.roster import Roster
     from discreet.federation.server import federate
@@ -64,7 +65,7 @@ def play(grid: Grid, asked: Mapping[str, Any]) -> Run:
         config.load(str(asked["experiment"])),
         FlowerLink(grid),
         sites=int(asked["sites"]) or None,
-        identity=Identity.from_pem(key.read_bytes(), key) if key else Identity.generate(),
+        identity=load_identity(key) if key else Identity.generate(),
         roster=Roster.from_toml(roster.read_text(), roster) if roster else None,
         out=str(asked["out"]),
         resume=bool(asked["resume"]),

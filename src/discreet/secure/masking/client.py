@@ -168,7 +168,7 @@ class MaskingClient:
         Raises:
             LocalProtocolError: the vector does not fit; the client stays as it is.
             RemoteProtocolError: the message is refused, and the round over for this client.
-            RoundAborted: fewer holders than the threshold; over likewise.
+            RoundAborted: fewer holders than the threshold, or fewer clients than must be in the sum; over likewise.
         """
         terms, ring = self._terms, self._terms.ring
         if vector.shape != (terms.length,) or not ring.contains(vector):
@@ -184,6 +184,7 @@ class MaskingClient:
                 {peer for peer, _ in sealed} <= peers.keys(), "sealed: from a client that sent no keys"
             )
             self._require_holders([self.client, *(peer for peer, _ in sealed)])
+            self._require_survivors([self.client, *(peer for peer, _ in sealed)])
             own = KeyPair.of(self.client, self._secrets().channel)
             for peer, each in sealed:
                 route = keys.channel(terms, own, peer, peers[peer].channel, outgoing=False)
@@ -210,7 +211,7 @@ class MaskingClient:
 
         Raises:
             RemoteProtocolError: the message is refused, and the round over for this client.
-            RoundAborted: fewer survivors than the threshold; over likewise.
+            RoundAborted: fewer survivors than the threshold, or than must be in the sum; over likewise.
         """
         with self._one_step(Progress.MASKED):
             terms = self._terms
@@ -228,6 +229,7 @@ class MaskingClient:
             others = len(terms.cohort) - len(dropouts)
             self._check(len(survivors) <= request.survivor_count <= others, "survivor_count: cannot be")
             self._require_holders(request.survivors)
+            self._require_survivors(request.survivors)
             if request.survivor_count < terms.minimum_survivors:
                 raise RoundAborted(request.survivors, terms.minimum_survivors)
             reply = UnmaskShares(
@@ -256,6 +258,11 @@ class MaskingClient:
             raise RoundAborted(
                 sorted(holders), self._terms.threshold, f"holders of client {self.client}'s secrets"
             )
+
+    def _require_survivors(self, there: list[int] | tuple[int, ...]) -> None:
+        """Where all others are neighbours, see to it that the sum can only be of enough."""
+        if self._terms.complete and len(there) < self._terms.minimum_survivors:
+            raise RoundAborted(sorted(there), self._terms.minimum_survivors)
 
     def _check_peers(self, peers: tuple[tuple[int, PublicKeys], ...]) -> None:
         terms, secrets = self._terms, self._secrets()

@@ -30,7 +30,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from discreet.errors import ConfigError
 
@@ -118,6 +118,19 @@ class GraphPlan:
     def complete(self) -> bool:
         """Whether everybody is everybody's neighbour."""
         return self.degree == self.clients - 1
+
+    def completed(self) -> GraphPlan:
+        """The same cohort with everybody as everybody's neighbour: against a server that lies about who is there.
+
+        Every client then sees the whole cohort, and can itself demand enough survivors. The threshold lies above half of
+        all clients and of those that may collude, so that no two answers of a server get at both secrets of a client:
+        where more than nearly half may drop out, the sum may so fail for fewer dropouts than that.
+        """
+        threshold = max(self.clients - self.dropped, (self.clients + self.corrupt) // 2 + 1)
+        found = failures(
+            self.clients, self.clients - 1, threshold, dropped=self.dropped, corrupt=self.corrupt
+        )
+        return replace(self, degree=self.clients - 1, threshold=threshold, failures=found)
 
 
 def failures(clients: int, degree: int, threshold: int, *, dropped: int, corrupt: int) -> Failures:

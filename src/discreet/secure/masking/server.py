@@ -12,7 +12,7 @@ raises RemoteProtocolError, and the client is not listened to any more; what was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -248,6 +248,7 @@ class MaskingServer:
                 }
             case Stage.SHARE:
                 self._sealed = self._going_on(self._sealed)
+                self._require_survivors(self._sealed)
                 return {
                     client: DeliveredShares(
                         client,
@@ -259,8 +260,7 @@ class MaskingServer:
                 }
             case Stage.MASK:
                 listening = self._masked - self._dropped.keys()
-                if len(self._masked) < self._terms.minimum_survivors:
-                    raise RoundAborted(sorted(self._masked), self._terms.minimum_survivors)
+                self._require_survivors(self._masked)
                 self._require_holders([*self._masked, *self._half_masked()], listening)
                 count = len(self._masked)
                 return {client: UnmaskRequest(client, *self._around(client), count) for client in listening}
@@ -296,6 +296,10 @@ class MaskingServer:
             if len(left) < self._terms.threshold:
                 cause = f"holders of client {client}'s secrets"
                 raise RoundAborted(sorted(left), self._terms.threshold, cause)
+
+    def _require_survivors(self, clients: Collection[int]) -> None:
+        if len(clients) < self._terms.minimum_survivors:
+            raise RoundAborted(sorted(clients), self._terms.minimum_survivors)
 
     def _recover(self, client: int, answers: Mapping[int, Mapping[int, int]]) -> bytes:
         """A client's secret from the shares of it among answers."""

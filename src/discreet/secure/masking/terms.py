@@ -44,7 +44,9 @@ class MaskingTerms:
         threshold: shares that recover a secret, of degree + 1: at least 2. Up to threshold - 1 clients may collude
             with the server. Above (degree + 1 + colluding clients) / 2, a server that tells clients different things
             about who dropped out learns nothing by that either.
-        minimum_survivors: the sum of fewer clients is not released; at least 2.
+        minimum_survivors: the sum of fewer clients is not released; at least 2. In a complete graph every client makes
+            sure of that itself; in a sparser one it sees its neighbours alone, and a dishonest server may have the sum
+            of as few as the threshold says.
         nonce: decides who is whose neighbour; 1 to 64 bytes.
 
     Raises:
@@ -86,6 +88,11 @@ class MaskingTerms:
     def ring(self) -> Ring:
         """What the vectors' elements are from."""
         return Ring(self.bits)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody is everybody's neighbour."""
+        return self.degree == len(self.cohort) - 1
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:

@@ -1,0 +1,154 @@
+"""What a server gets that has the sites' messages its own way, with all sites honest."""
+
+import dataclasses
+
+import pytest
+from parties import BLOBS, SERVER, dealt, experiment, identity, parties, roster, run
+from test_site import CGD, begun, cause
+
+from discreet.config import Privacy
+from discreet.errors import ConfigError, RoundAborted
+from discreet.federation import parts
+from discreet.federation.limits import Limits
+from discreet.federation.link import Failure
+from discreet.federation.parts import Holding
+from discreet.federation.party import Facts, deployed, prepared
+from discreet.federation.refusal import Refusal
+from discreet.federation.seat import Seat
+from discreet.federation.spending import MemorySpending
+from discreet.federation.state import SumState
+from discreet.federation.terms import ALL_NEIGHBOURS, masking_terms
+from discreet.randomness import Seeded
+from discreet.schemes import DPSignFed
+from discreet.secure.masking import MaskingClient, MaskingServer
+from discreet.secure.masking.messages import DeliveredShares, SharedKeys, UnmaskRequest
+from discreet.wire import Envelope, Kind
+
+OWNER = Limits(minimum_cohort=3)
+NOISY = experiment(DPSignFed(steps=1), rounds=2, privacy=Privacy(noise_multiplier=0.5))
+SHARED = dataclasses.replace(NOISY, secure="additive")
+TOLERANT = experiment(DPSignFed(steps=1), privacy=Privacy(noise_multiplier=0.5, dropout_tolerance=0.2))
+
+
+def terms(asked, cohort):
+    federation = prepared(deployed(asked), Facts.of(dealt()), BLOBS, None)
+    return masking_terms(federation, b"r" * 16, b"a" * 32, 1, 1, 1, tuple(range(cohort)), bytes(32))
+
+
+@pytest.mark.parametrize("asked", [NOISY, TOLERANT])
+def test_sites_of_a_masked_sum_are_all_neighbours_and_more_than_half_must_answer(asked):
+    for cohort in (3, 4, 5, 6, 8, 11, ALL_NEIGHBOURS):
+        try:
+            found = terms(asked, cohort)
+        except ConfigError:
+            assert cohort < 5  # too few to hide anybody in, with those who may collude and be gone
+            continue
+        assert found.degree == cohort - 1 and found.complete
+        assert 2 * found.threshold > cohort
+        assert 2 * found.minimum_survivors > cohort
+
+
+def test_more_sites_than_that_have_some_neighbours():
+    assert not terms(NOISY, 2 * ALL_NEIGHBOURS).complete
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [(Limits(), False), (Limits(epsilon=5.0, delta=1e-5), True), (Limits(minimum_cohort=100), True)],
+)
+def test_a_site_with_limits_is_in_no_sum_of_which_it_cannot_see_who_is_in_it(limits, refused):
+    seat = Seat(
+        0,
+        identity(0),
+        limits,
+        MemorySpending(),
+        Seeded(1),
+        prepared(deployed(NOISY), Facts.of(dealt()), BLOBS, None),
+        begun(NOISY).begun,
+        b"a" * 32,
+        rehearse=False,
+    )
+    envelope = Envelope(Kind.REQUEST, b"r" * 16, 1, 1, 1, 0, 0, (parts.End(b"").part,))
+    there = SumState(1, 1, tuple(range(2 * ALL_NEIGHBOURS)), bytes(32), b"")
+    if refused:
+        with pytest.raises(Refusal, match="expected 128 at most"):
+            seat._terms(envelope, there)
+    else:
+        assert seat._terms(envelope, there).threshold < 100
+
+
+def lied_to(arc, survivors=None):
+    """Eight honest clients of a sum in which all are neighbours, of whom some hear of each other alone."""
+    about = terms(TOLERANT, 8)
+    clients = {one: MaskingClient.start(about, one, Seeded(1)) for one in about.cohort}
+    server = MaskingServer(about)
+    for one, client in clients.items():
+        server.collect(one, client.advertise())
+    inbox = server.close_stage()
+    sealed = {}
+    for one, client in clients.items():
+        shared = SharedKeys.from_bytes(client.share_keys(inbox[one]), about, peer=one, client=one)
+        sealed[one] = dict(shared.sealed)
+    me = min(arc)
+    delivered = DeliveredShares(me, tuple((peer, sealed[peer][me]) for peer in arc if peer != me))
+    clients[me].mask(delivered.to_bytes(about), about.ring.zeros(about.length))
+    if survivors is not None:
+        gone = tuple(sorted(set(arc) - set(survivors)))
+        clients[me].unmask(UnmaskRequest(me, survivors, gone, 8 - len(gone)).to_bytes(about))
+
+
+def test_a_site_masks_for_no_fewer_than_must_be_in_the_sum():
+    about = terms(TOLERANT, 8)
+    assert (about.threshold, about.minimum_survivors) == (6, 7)  # a fifth of 8 may be gone: of whole sites 1
+    lied_to(tuple(range(7)))
+    # more than the threshold, and fewer than the noise is sized for
+    with pytest.raises(RoundAborted, match="6 clients left, 7 needed"):
+        lied_to(tuple(range(6)))
+
+
+def test_a_site_unmasks_no_sum_of_fewer_than_the_noise_is_sized_for():
+    lied_to(tuple(range(8)), tuple(range(7)))
+    with pytest.raises(RoundAborted, match="6 clients left, 7 needed"):
+        lied_to(tuple(range(8)), tuple(range(6)))
+
+
+# ---- additive shares
+
+
+def test_a_sum_of_shares_with_less_noise_than_promised_is_not_asked_for():
+    def late(site, message, answer):
+        asked = Envelope.from_bytes(message, kind=Kind.REQUEST, site=site, key=SERVER.public, peer="server")
+        if any(isinstance(parts.asked(part), Holding) for part in asked.parts):
+            holding.add((asked.round, asked.attempt))
+        answered = answer(message)
+        if site != 3 or missed or not members[3].spending.entries():
+            return answered
+        missed.append(site)
+        return Failure("timeout")
+
+    members, missed, holding = parties(limits=OWNER, pinned=roster()), [], set()
+    result = run(SHARED, members, fault=late, rehearse=False, roster=roster())
+    assert missed and holding == {(1, 1), (2, 0)}  # not for the first attempt, which lacks one site's noise
+    assert [line["participants"] for line in result.metrics] == [4, 4]
+    assert result.result["privacy"]["releases"] == 2
+
+
+def test_a_holder_adds_up_no_shares_with_less_noise_than_promised():
+    for senders, absent, expected in (
+        ((0, 1, 2, 3), 0, None),
+        ((0, 1, 2), 1, "limits"),
+        ((0, 1, 2), 0, "malformed"),
+    ):
+        server = begun(SHARED)
+        held = server.shares(range(4))
+        holding = Holding(0, senders, tuple(held[0][: len(senders)]), absent)
+        answer = server.ask(0, holding, round=1)
+        # that only three were drawn is not what their senders were told
+        assert isinstance(answer, parts.PartialSum) if expected is None else cause(answer) == expected
+
+
+def test_without_a_promise_some_may_be_missing():
+    server = begun(CGD)
+    held = server.shares(range(4))
+    answer = server.ask(0, Holding(0, (0, 1, 2), tuple(held[0][:3]), 1), round=1)
+    assert isinstance(answer, parts.PartialSum)
