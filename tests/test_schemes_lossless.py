@@ -300,8 +300,9 @@ def test_in_float32_a_remark_is_made_where_more_than_its_rounding_is_lost():
         lost = max(line["kappa"] for line in run.metrics) * 2.0**-23
         return lost, [note for note in run.result["notes"] if "rho" in note]
 
+    torch.manual_seed(3)  # the network's first weights
     lost, found = notes(1.0)
-    assert 1e-6 < lost < 1e-4 and not found
+    assert 2.0**-22 < lost < 1e-4 and not found
 
 
 def test_what_could_leave_no_digit_is_refused():
