@@ -150,15 +150,20 @@ def acting(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _listening(folder: Path) -> Iterator[socket.socket]:
-    """The socket of a site, for its owner alone; one that a killed process left is replaced."""
+    """The socket of a site, for its owner alone; one that a killed process left is replaced.
+
+    It gets its name once it listens: whoever finds it is answered.
+    """
+    new = f"{SOCKET}.new"
     with _short(folder) as place, socket.socket(socket.AF_UNIX) as listener:
-        (folder / SOCKET).unlink(missing_ok=True)
+        (folder / new).unlink(missing_ok=True)
         before = os.umask(0o177)  # nobody else may connect, not even for a moment
         try:
-            listener.bind(f"{place}/{SOCKET}")
+            listener.bind(f"{place}/{new}")
         finally:
             os.umask(before)
         listener.listen(16)
+        (folder / new).replace(folder / SOCKET)
         try:
             yield listener
         finally:
@@ -168,7 +173,7 @@ def _listening(folder: Path) -> Iterator[socket.socket]:
 @contextmanager
 def _short(folder: Path) -> Iterator[str]:
     """A folder by a name that is short enough for a socket's address, where the system has one."""
-    if len(os.fsencode(folder / SOCKET)) < 100 or not Path("/proc/self/fd").is_dir():
+    if len(os.fsencode(folder / SOCKET)) < 96 or not Path("/proc/self/fd").is_dir():
         yield str(folder)
         return
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
