@@ -120,7 +120,8 @@ def by_hand(fed, scheme, rounds, step):
                 upper_total += by_upper / columns
         total = torch.cat([blocks_total.flatten(), upper_total])
         history.append(total)
-        displacement = displacement + step(history)
+        kept = 1 - scheme.learning_rate * scheme.displacement_decay  # of fixed steps
+        displacement = kept * displacement + step(history)
     return displacement
 
 
@@ -387,8 +388,9 @@ def rule_by_hand(scheme):
         {"optimizer": "momentum", "learning_rate": 0.3, "momentum": 0.7},
         {"optimizer": "rmsprop", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
         {"optimizer": "adam", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
+        {"optimizer": "adam", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3, "displacement_decay": 4.0},
     ],
-    ids=lambda rule: rule["optimizer"],
+    ids=lambda rule: rule["optimizer"] + "-decayed" * ("displacement_decay" in rule),
 )
 def test_every_rule_is_a_function_of_the_totals_alone(rule):
     scheme = CGD(initial_scale=0.3, **rule)
