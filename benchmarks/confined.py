@@ -17,19 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from discreet import preparation
 from discreet.config import Data, Engine, Experiment, Model
+from discreet.dealing import load_data
+from discreet.preparation import prepare
 from discreet.results import peak_memory
 from discreet.rounds import play_round
 from discreet.sampling import attend
 from discreet.schemes import ConfinedGradientDescent
 from discreet.simulation import _map
-from discreet.sums import Tally, answer
+from discreet.sums import answer
+from discreet.tally import Tally
 
 
 def centralized(threads: int) -> Callable[[], None]:
     """One full-batch iteration of one model."""
-    data = preparation.load_data(Experiment(data=Data(name="mnist")))
+    data = load_data(Experiment(data=Data(name="mnist")))
     inputs = data.train.inputs.flatten(1).float() / 255
     targets = data.train.targets
     generator = torch.Generator().manual_seed(1)
@@ -54,7 +56,7 @@ def centralized(threads: int) -> Callable[[], None]:
 def confined(rows: int, columns: int, threads: int, secure: str = "none") -> Callable[[], None]:
     """One iteration of CGD."""
     split = {"partition": "grid", "rows": rows, "columns": columns} if columns else {"clients": rows}
-    federation = preparation.prepare(
+    federation = prepare(
         Experiment(
             data=Data(name="mnist", **split),
             model=Model(options={"widths": [256]}),

@@ -16,8 +16,9 @@ import torch
 from discreet import losses, models
 from discreet.cohort import Cohort, Examples
 from discreet.gradients import choose_path, linear_layers
+from discreet.optimizers import LocalTraining
 from discreet.randomness import Seeded
-from discreet.training import Learner, LocalTraining, train
+from discreet.training import Learner, train
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "small-cnn": (1, 8, 8), "text": (256,)}
 OPTIONS = {"small-cnn": {"channels": [8, 16], "widths": [32]}}

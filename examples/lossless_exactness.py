@@ -25,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.batches import draw_batches
 from discreet.config import Data, Experiment, Model
 from discreet.losses import squared_error
+from discreet.optimizers import LocalTraining
 from discreet.preparation import Federation, prepare
 from discreet.schemes import Lossless
 from discreet.schemes.fedavg import weighted
@@ -36,7 +38,6 @@ from discreet.schemes.lossless.probing import probe, true_hidden
 from discreet.schemes.lossless.recovery import Removal, recover
 from discreet.schemes.lossless.work import contributed
 from discreet.simulation import simulate
-from discreet.training import LocalTraining, draw_batches
 
 RHOS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 STEEP, USABLE = 10.0, 0.1

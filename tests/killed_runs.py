@@ -71,18 +71,11 @@ class Killer:
             self.tick()
 
 
-class Torn:
-    """A file whose writes are two halves, each on the disk at once."""
+class Wrapped:
+    """A file, but for what a subclass does otherwise."""
 
-    def __init__(self, file, killer):
-        self.file, self.killer = file, killer
-
-    def write(self, content):
-        half = len(content) // 2
-        for piece in (content[:half], content[half:]):
-            self.file.write(piece)
-            self.file.flush()
-            self.killer.tick()
+    def __init__(self, file):
+        self.file = file
 
     def __getattr__(self, name):
         return getattr(self.file, name)
@@ -92,6 +85,21 @@ class Torn:
 
     def __exit__(self, *error):
         self.file.close()
+
+
+class Torn(Wrapped):
+    """A file whose writes are two halves, each on the disk at once."""
+
+    def __init__(self, file, killer):
+        super().__init__(file)
+        self.killer = killer
+
+    def write(self, content):
+        half = len(content) // 2
+        for piece in (content[:half], content[half:]):
+            self.file.write(piece)
+            self.file.flush()
+            self.killer.tick()
 
 
 def forked(chosen, folder, moment, resume):

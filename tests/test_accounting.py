@@ -15,7 +15,9 @@ from scipy.stats import norm
 
 from discreet.errors import ConfigError
 from discreet.privacy import renyi
-from discreet.privacy.accounting import (
+from discreet.privacy.accounting import adjacency_of, spent
+from discreet.privacy.calibration import calibrate, rounds_within
+from discreet.privacy.releases import (
     NOTHING,
     DiscreteGaussianSum,
     FixedSize,
@@ -24,11 +26,6 @@ from discreet.privacy.accounting import (
     Poisson,
     Released,
     Skellam,
-    adjacency_of,
-    calibrate,
-    effective_noise_multiplier,
-    rounds_within,
-    spent,
 )
 
 DELTA = 1e-5
@@ -291,7 +288,6 @@ def test_nothing_released_costs_nothing():
         ("cohort", lambda: FixedSize(11, 10)),
         ("dimension", lambda: DiscreteGaussianSum(1.0, 1.0, 0, 1)),
         ("count", lambda: NOTHING.add(Released(Poisson(0.1), Gaussian(1.0)), -1)),
-        ("survivors", lambda: effective_noise_multiplier(1.0, 10, -1)),
     ],
 )
 def test_what_no_theory_covers_is_refused_by_name(key, call):
@@ -308,19 +304,6 @@ def test_everyone_taking_part_has_both_adjacencies():
         spent(whole, DELTA, "best", "replace-one").epsilon
         == spent(poisson(1.0, 4.0, 3), DELTA, "best").epsilon
     )
-
-
-# Survivors
-
-
-def test_survivors_carry_the_noise():
-    # shares sized for 80: 80 honest survivors give what was promised, 90 give sqrt(90 / 80) of it
-    assert effective_noise_multiplier(2.0, 80, 80) == 2.0
-    assert effective_noise_multiplier(2.0, 80, 95, assumed_dishonest=5) == pytest.approx(
-        2.0 * math.sqrt(90 / 80)
-    )
-    assert effective_noise_multiplier(2.0, 80, 84, assumed_dishonest=5) is None
-    assert effective_noise_multiplier(2.0, 80, 3, assumed_dishonest=5) is None
 
 
 # Discrete noise, by brute force

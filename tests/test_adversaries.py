@@ -17,7 +17,7 @@ from discreet.config import Privacy, from_table, to_table
 from discreet.errors import LocalProtocolError
 from discreet.randomness import Seeded
 from discreet.schemes import SCHEMES
-from discreet.schemes.base import misdeeds_under
+from discreet.schemes.traits import misdeeds_under
 from discreet.training import Trained
 from federations import SIZES, dataset, experiment, federation, same_bits, scheme
 from test_schemes_fedavg import train_one

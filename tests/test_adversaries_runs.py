@@ -8,10 +8,11 @@ import pytest
 
 from discreet import SCHEMES, Adversary, Data, Diverged, Experiment, Model, Privacy, simulate
 from discreet.cli import app
-from discreet.privacy.accounting import NOTHING, spent
+from discreet.privacy.accounting import spent
+from discreet.privacy.releases import NOTHING
 from discreet.report import write_report
 from discreet.report.tables import percent as tables_percent
-from discreet.schemes.base import misdeeds_under
+from discreet.schemes.traits import misdeeds_under
 from federations import assert_same_run, dataset, deal, experiment, federation, same_bits, scheme
 
 DATA = dataset()

@@ -17,7 +17,6 @@ from discreet.errors import ConfigError, RunFolderError
 from discreet.losses import cross_entropy
 from discreet.schemes import SCHEMES, FedAvg, Lossless
 from federations import dataset, deal, experiment
-from test_cli import inside  # noqa: F401
 
 REGRESSION = dataset(classes=0)
 
@@ -213,7 +212,7 @@ def test_folders_that_cannot_be_audited(blobs, tmp_path):
 # ---- the command
 
 
-def test_the_command_from_an_experiment_and_from_its_folder(inside, tmp_path):  # noqa: F811
+def test_the_command_from_an_experiment_and_from_its_folder(inside, tmp_path):
     args = ("--set", "rounds=2", "--set", "data.clients=4", "--quick")
     first = inside("audit", "digits-fedavg", *args, "--json", cwd=tmp_path)
     assert (first.code, first.err) == (0, "")
@@ -236,7 +235,7 @@ def test_the_command_from_an_experiment_and_from_its_folder(inside, tmp_path):  
     assert (silent.code, silent.out, silent.err) == (0, "", "")
 
 
-def test_the_command_goes_on_with_a_run(inside, tmp_path):  # noqa: F811
+def test_the_command_goes_on_with_a_run(inside, tmp_path):
     chosen = load("digits-fedavg", ["rounds=1", "data.clients=4"])
     simulate(chosen, out=tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "half")

@@ -16,7 +16,6 @@ from discreet.config import Privacy
 from discreet.errors import ConfigError
 from discreet.schemes import ConfinedGradientDescent, DPFedAvg, FedAvg
 from federations import dataset, deal, experiment
-from test_cli import inside  # noqa: F401
 
 EVERY = ("membership", "membership-lira", "membership-white-box")
 SIZES = (25,) * 8
@@ -120,7 +119,7 @@ def test_a_curve_has_few_points_and_keeps_its_corners():
         assert share == got.found_at(rate)
 
 
-def test_the_command_puts_runs_side_by_side(inside, tmp_path):  # noqa: F811
+def test_the_command_puts_runs_side_by_side(inside, tmp_path):
     simple = ("--set", "data.clients=5", "--set", "rounds=2", "--set", "eval_every=9", "--quick")
     named = [one for name in (*EVERY, "canaries") for one in ("--attack", name)]
     ended = inside(

@@ -1,5 +1,4 @@
 import gzip
-import importlib
 import json
 import os
 import random
@@ -18,8 +17,7 @@ import pytest
 import torch
 
 import discreet
-from command_server import Command, Ended
-from discreet import cli, config
+from discreet import config
 from terminal import terminal
 
 FAST = ("--set", "rounds=2", "--set", "scheme.steps=2")
@@ -73,33 +71,6 @@ def smooth(outputs, targets):
 def averaged(outputs, targets):
     return functional.cross_entropy(outputs, targets)
 """
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    server = Command(tmp_path_factory.mktemp("command"))
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def inside(monkeypatch, capsys):
-    """Runs a command in this process: much faster, where neither signals nor descriptors are at stake."""
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    importlib.invalidate_caches()
-
-    def run(*arguments, cwd):
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["discreet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ended(ended.value.code, *capsys.readouterr())
-
-    yield run
-    for one, handler in handlers.items():
-        signal.signal(one, handler)
-    sys.modules.pop("mine", None)
 
 
 @pytest.fixture

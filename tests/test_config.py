@@ -26,9 +26,9 @@ from discreet.config import (
     to_toml,
 )
 from discreet.data.partitions import PARTITIONS
+from discreet.engine import CACHE_BYTES, MOST_LANES, resolve
 from discreet.errors import ConfigError, UnknownKey
 from discreet.network import network_of
-from discreet.preparation import CACHE_BYTES, MOST_LANES, resolve
 from discreet.schemes import SCHEMES, Centralized, DPSignFed, FedAvg, FedSGD, SignFed
 
 

@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 
-from command_server import Command
 from discreet import config, simulate
 from discreet.runs import CHECKPOINT
 
@@ -15,13 +14,6 @@ SETTINGS = {
     "grid": ["data.rows=3", "data.columns=2"],
 }
 COMMON = ["scheme.max_delay=3", "model.widths=[4]", "eval_every=1", "engine.workers=1"]
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    server = Command(tmp_path_factory.mktemp("commands"))
-    yield server
-    server.close()
 
 
 def scores(folder):

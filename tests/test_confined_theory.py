@@ -1,9 +1,7 @@
 """Theorem 1's figures by brute force, and a bound on regret that must hold, on problems that are solved otherwise."""
 
-import importlib.util
 import math
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,18 +17,12 @@ from discreet.data.partition import Partition
 from discreet.preparation import prepare
 from discreet.schemes import ConfinedGradientDescent as CGD
 from discreet.schemes.confined import theory
-
-EXAMPLE = Path(__file__).parents[1] / "examples" / "confined_regret.py"
+from scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("confined_regret", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(importlib.import_module("sys").modules, "confined_regret", module)
-        spec.loader.exec_module(module)
+    with loaded("examples", "confined_regret.py") as module:
         yield module
 
 

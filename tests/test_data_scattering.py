@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import sys
 import threading
 import warnings
@@ -12,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from discreet import cli, simulate
+from discreet import simulate
 from discreet.cohort import Examples
 from discreet.config import Data, Experiment, Model, from_table, load, to_table
 from discreet.data import scattering
@@ -343,7 +342,7 @@ def test_images_that_are_given_as_an_object_become_features_too():
 
 
 @needs_kymatio
-def test_cgd_by_rows_and_columns_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
+def test_cgd_by_rows_and_columns_on_a_folder_of_images(inside, tmp_path):
     rng = np.random.default_rng(0)
     for label, step in (("across", (1, 2)), ("along", (2, 1))):
         (tmp_path / "shapes" / label).mkdir(parents=True)
@@ -357,17 +356,8 @@ def test_cgd_by_rows_and_columns_on_a_folder_of_images(tmp_path, monkeypatch, ca
         'partition = "grid"\nrows = 3\ncolumns = 2\n[model]\nname = "mlp"\nwidths = [8]\n'
         '[scheme]\nname = "cgd"\noptimizer = "adam"\nlearning_rate = 0.01\n'
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["discreet", "run", "own.toml", "--out", "out", "--quiet"])
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
-    assert ended.value.code == 0, capsys.readouterr().err
+    ended = inside("run", "own.toml", "--out", "out", "--quiet", cwd=tmp_path)
+    assert ended.code == 0, ended.err
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     # 12 test images: guessing has 9 of them right or more with a chance of 7 %, all 12 with one of 0.02 %
     assert result["worst"]["accuracy"] > 0.9 and result["participants"] == 6

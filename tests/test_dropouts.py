@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 import tomllib
 
 import numpy as np
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from discreet import cli, simulate, sums
+from command_server import Ended
+from discreet import simulate, sums
 from discreet.config import Dropouts, Privacy
 from discreet.errors import ConfigError, RunFolderError
 from discreet.evaluation import Evaluation
@@ -24,6 +24,7 @@ from discreet.schemes import SCHEMES, FedAvg
 from discreet.schemes.base import Contribution, Phase, SharedModel, Total
 from discreet.secure.groups import Reals
 from discreet.secure.masking import STAGES, Stage, failures
+from discreet.tolerance import check_releases
 from federations import SIZES, assert_same_run, dataset, deal, experiment, federation, play, same_bits
 from test_simulation_phases import FusedFedAvg
 
@@ -439,10 +440,10 @@ def test_what_is_refused_is_what_mostly_fails(secure, rates, tolerance, fine):
     privacy = Privacy(noise_multiplier=2.0, dropout_tolerance=tolerance)
     fed = federation("dp-signfed", DATA, privacy=privacy, secure=secure, dropouts=Dropouts(**rates))
     if fine:
-        sums.check_releases(fed)
+        check_releases(fed)
         return
     with pytest.raises(ConfigError, match=r"^dropouts = "):
-        sums.check_releases(fed)
+        check_releases(fed)
 
 
 def test_where_a_small_cohort_cannot_lose_so_many_the_advice_is_for_fewer_rounds():
@@ -451,15 +452,15 @@ def test_where_a_small_cohort_cannot_lose_so_many_the_advice_is_for_fewer_rounds
     assert law.sf(6) < 1e-3 < law.sf(5) and law.sf(4) < 0.05 < law.sf(3)
     chosen = {"privacy": QUARTER, "secure": "masked", "dropouts": Dropouts(share=0.28)}
     with pytest.raises(ConfigError, match=r"0\.5 there would do for 19 of 20 rounds of 8 clients"):
-        sums.check_releases(federation("dp-fedavg", DATA, **chosen))
-    sums.check_releases(federation("dp-fedavg", DATA, **chosen | {"privacy": HALF}))
+        check_releases(federation("dp-fedavg", DATA, **chosen))
+    check_releases(federation("dp-fedavg", DATA, **chosen | {"privacy": HALF}))
 
 
 def test_where_no_tolerance_would_do_lower_rates_are_advised():
     """Of 8 clients 0.8 lost at each of two steps: in one round of a thousand or more, all of them."""
     fed = federation("dp-fedavg", DATA, privacy=HALF, dropouts=Dropouts(advertise=0.8, mask=0.8))
     with pytest.raises(ConfigError, match="lower rates, or more than 8 clients a round"):
-        sums.check_releases(fed)
+        check_releases(fed)
 
 
 # ---- who may collude
@@ -526,22 +527,16 @@ def test_a_folder_from_before_there_were_dropouts_goes_on(tmp_path):
     assert same_bits(whole.vector, resumed.vector) and resumed.result["lost_contributions"] == 0
 
 
-def test_rates_are_set_on_the_command_line(tmp_path, monkeypatch, capsys):
+def test_rates_are_set_on_the_command_line(inside, tmp_path):
     def command(*settings):
-        folder = str(tmp_path / "run")
         quick = ["rounds=2", "data.clients=10", *settings]
         options = [part for setting in quick for part in ("--set", setting)]
-        arguments = ["run", "digits-fedavg", *options, "--out", folder, "--quiet", "--json"]
-        monkeypatch.setattr(sys, "argv", ["discreet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capsys.readouterr()
+        return inside("run", "digits-fedavg", *options, "--out", "run", "--quiet", "--json", cwd=tmp_path)
 
-    code, out, err = command("dropouts.maks=0.1")
-    assert (code, out) == (2, "")
-    assert err == "discreet: unknown key 'dropouts.maks': did you mean dropouts.mask?\n"
-    code, out, _ = command("fraction=1.0", "dropouts.mask=0.5")
-    assert code == 0 and json.loads(out)["lost_contributions"] > 0
+    said = "discreet: unknown key 'dropouts.maks': did you mean dropouts.mask?\n"
+    assert command("dropouts.maks=0.1") == Ended(2, "", said)
+    ended = command("fraction=1.0", "dropouts.mask=0.5")
+    assert ended.code == 0 and json.loads(ended.out)["lost_contributions"] > 0
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert written["dropouts"] == {"advertise": 0.0, "share": 0.0, "mask": 0.5, "unmask": 0.0}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -22,7 +22,7 @@ from discreet.adversaries.inference.likelihood import (
 )
 from discreet.adversaries.inference.membership import membership
 from discreet.losses import cross_entropy, squared_error
-from discreet.training import LocalTraining
+from discreet.optimizers import LocalTraining
 from federations import federation
 
 

@@ -1,8 +1,6 @@
 """The law of exactness and training beside a plain loop, as the example measures them; ResNet-20 by the public API."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,18 +8,12 @@ import torch
 import discreet
 from discreet.randomness import Seeded
 from perturbed_models import half_squares, images
-
-EXAMPLE = Path(__file__).parents[1] / "examples" / "lossless_exactness.py"
+from scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("lossless_exactness", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "lossless_exactness", module)
-        spec.loader.exec_module(module)
+    with loaded("examples", "lossless_exactness.py") as module:
         yield module
 
 
@@ -71,7 +63,19 @@ def test_a_loop_with_other_batches_would_show(example):
 
 def test_the_example_prints_and_draws(example, tmp_path, monkeypatch, capsys):
     path = tmp_path / "law.png"
-    asked = [EXAMPLE, "--data", "digits", "--m", "1", "--repeats", "1", "--rounds", "2", "--plot", path]
+    asked = [
+        example.__file__,
+        "--data",
+        "digits",
+        "--m",
+        "1",
+        "--repeats",
+        "1",
+        "--rounds",
+        "2",
+        "--plot",
+        path,
+    ]
     monkeypatch.setattr(sys, "argv", list(map(str, asked)))
     threads = torch.get_num_threads()
     try:

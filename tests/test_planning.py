@@ -12,8 +12,9 @@ from discreet.data.sources import SOURCES, load
 from discreet.errors import ConfigError, DataError
 from discreet.forecast import plan, timings
 from discreet.forecast.figures import PAPER_RULE
-from discreet.privacy.accounting import DiscreteGaussianSum, Ledger, Poisson, Released, spent
+from discreet.privacy.accounting import spent
 from discreet.privacy.planning import largest_cohort, statement
+from discreet.privacy.releases import DiscreteGaussianSum, Ledger, Poisson, Released
 from discreet.schemes import SCHEMES
 
 KNOWN = {

@@ -1,4 +1,3 @@
-import importlib
 import json
 import os
 import shutil
@@ -8,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from command_server import Command, Ended
-from discreet import cli, config, reproduce
+from command_server import Ended
+from discreet import config, reproduce
 from discreet.data.sources import available
 from discreet.errors import ConfigError, RunFolderError
 from discreet.reproduce.record import figure, markdown, shown
@@ -57,25 +56,6 @@ LISTED = {
     "signfed-table-2": 10,
     "signfed-table-3": 10,
 }
-
-
-@pytest.fixture
-def inside(monkeypatch, capsys):
-    """Runs a command in this process."""
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    importlib.invalidate_caches()
-
-    def run(*arguments, cwd):
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["discreet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ended(ended.value.code, *capsys.readouterr())
-
-    yield run
-    for one, handler in handlers.items():
-        signal.signal(one, handler)
 
 
 @pytest.fixture
@@ -422,13 +402,6 @@ def test_a_run_that_diverges_has_the_figures_of_its_last_finite_model(inside, wr
 # --- kill and interrupt
 
 SLOW = TABLE.replace("rounds=2", "rounds=10").replace("steps=2", "steps=20")
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    server = Command(tmp_path_factory.mktemp("command"))
-    yield server
-    server.close()
 
 
 def test_kill_interrupt_and_go_on(command, inside, written, tmp_path):

@@ -17,6 +17,7 @@ from discreet.errors import ConfigError, RunFolderError
 from discreet.runs import Checkpoint, open_run
 from discreet.simulation import simulate
 from federations import assert_same_run, experiment, without_times
+from killed_runs import Wrapped
 
 PLAN = Experiment(rounds=3, data=Data(clients=4), model=Model(options={"widths": [3]}))
 CHECKPOINT = Checkpoint(2, {"state.vector": torch.arange(3.0)}, {"kept": [], "waiting": 1})
@@ -264,9 +265,10 @@ class FullDisk:
         monkeypatch.setattr(io, "open", opened)
 
 
-class Limited:
+class Limited(Wrapped):
     def __init__(self, file, disk):
-        self.file, self.disk = file, disk
+        super().__init__(file)
+        self.disk = disk
 
     def write(self, content):
         taken = content[: self.disk.room]
@@ -275,15 +277,6 @@ class Limited:
         self.file.flush()
         if len(taken) < len(content):
             raise OSError(errno.ENOSPC, "No space left on device")
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
 
 
 def test_a_full_disk_leaves_a_run_to_resume(blobs, tmp_path, monkeypatch):

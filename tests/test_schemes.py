@@ -18,6 +18,7 @@ from discreet.cohort import Examples
 from discreet.config import Privacy, from_table, to_table, to_toml
 from discreet.data.partition import Partition
 from discreet.errors import Diverged
+from discreet.randomness import Seeded
 from discreet.sampling import sample
 from discreet.schemes import SCHEMES
 from discreet.secure.groups import wire_bytes
@@ -178,9 +179,7 @@ def test_neither_order_nor_chunks_change_a_contribution(name, cut, path):
 @every_federated
 def test_a_contribution_depends_on_its_seed_and_round(name):
     fed = federation(name, DATA)
-    other_seed = dataclasses.replace(
-        fed, task=dataclasses.replace(fed.task, randomness=preparation.randomness(experiment(name, seed=1)))
-    )
+    other_seed = dataclasses.replace(fed, task=dataclasses.replace(fed.task, randomness=Seeded(1)))
     state = fed.scheme.init(fed.task)
     one, two, three = (
         play(f, [CLIENTS], round=r, state=state) for f, r in ((fed, 1), (fed, 2), (other_seed, 1))

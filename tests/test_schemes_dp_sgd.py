@@ -18,7 +18,7 @@ from torch import nn
 
 pytest.importorskip("opacus", reason="DP-SGD goes through Opacus, an extra: pip install 'discreet[opacus]'")
 
-from discreet import DPSGD, ConfigError, ModelError, Privacy, cli, simulate
+from discreet import DPSGD, ConfigError, ModelError, Privacy, simulate
 from discreet.cohort import Examples
 from discreet.config import Dropouts, load
 from discreet.errors import MissingExtra
@@ -537,24 +537,17 @@ def test_impossible_values_are_named(changes):
 # ---- as it is used
 
 
-def test_it_learns_digits_from_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_it_learns_digits_from_the_command_line(inside, tmp_path):
     changes = ["scheme.name=dp-sgd", "scheme.steps=15", "scheme.lot_size=200", "scheme.learning_rate=2.0"]
     changes += ["rounds=4", "privacy.epsilon=8.0", "fraction=1", "eval_every=4"]
     (tmp_path / "mine.toml").write_text(
         "seed = 1\n[data]\nname = 'digits'\n[model]\nname = 'mlp'\nwidths = [32]\n"
     )
-    out = tmp_path / "run"
     options = [part for change in changes for part in ("--set", change)]
-    monkeypatch.setattr(
-        sys, "argv", ["discreet", "run", str(tmp_path / "mine.toml"), *options, "--out", str(out)]
-    )
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown = capsys.readouterr()
-    assert ended.value.code == 0, shown.err
-    assert "one record" in shown.out
-    result = json.loads((out / "result.json").read_text())
+    ended = inside("run", "mine.toml", *options, "--out", "run", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "one record" in ended.out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["final"]["accuracy"] > 0.8
     assert 7.9 < result["privacy"]["epsilon"] <= 8.0
-    assert load(str(out / "config.toml")).secure == "none"
+    assert load(str(tmp_path / "run" / "config.toml")).secure == "none"

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from discreet import simulate
+from discreet.batches import draw_batches
 from discreet.cohort import Examples
 from discreet.data.dataset import Dataset
 from discreet.randomness import Seeded
 from discreet.schemes import FedAvg, FedSGD
 from discreet.schemes.base import GlobalModel
 from discreet.secure.groups import Reals
-from discreet.training import draw_batches
 from federations import SIZES, dataset, deal, experiment, federation, play, same_bits
 
 DATA = dataset()

@@ -76,21 +76,23 @@ def test_by_hand_it_is_the_same(name, m):
 @pytest.mark.parametrize("name", ["chain", "convolutions", "residual"])
 def test_a_secure_sum_in_fixed_point_loses_nothing(name, secure, m):
     model, data = made(name), DATA[name]
-    chosen = experiment(Lossless(m=m, rho=10.0, **STEP), widths=None, rounds=1, secure=secure)
+    run = assert_nothing_is_lost(Lossless(m=m, rho=10.0, **STEP), model, data, secure)
+    assert run.metrics[0]["saturated"] == 0
+
+
+def assert_nothing_is_lost(scheme, model, data, secure, loss=half_squares):
+    """The run, of one secure sum, after which the model has taken the true step."""
+    chosen = experiment(scheme, widths=None, rounds=1, secure=secure)
     run = simulate(chosen, data=data, partition=deal(), model=model)
     start = torch.cat([one.detach().double().flatten() for one in model.parameters()])
-    wanted = true_gradient(model, data.train, held(), half_squares)
-    assert relative(start - run.vector, wanted) < 1e-11
-    assert run.metrics[0]["saturated"] == 0
+    assert relative(start - run.vector, true_gradient(model, data.train, held(), loss)) < 1e-11
+    return run
 
 
 def test_without_additive_noise_a_secure_sum_loses_nothing_either():
     model, data = made("convolutions"), DATA["convolutions"]
-    chosen = experiment(Lossless(rho=0.0, **STEP), widths=None, rounds=1, secure="masked")
-    run = simulate(chosen, data=data, partition=deal(), model=model)
-    start = torch.cat([one.detach().double().flatten() for one in model.parameters()])
-    wanted = true_gradient(model, data.train, held(), nn.CrossEntropyLoss(reduction="none"))
-    assert relative(start - run.vector, wanted) < 1e-11
+    loss = nn.CrossEntropyLoss(reduction="none")
+    assert_nothing_is_lost(Lossless(rho=0.0, **STEP), model, data, "masked", loss)
 
 
 def test_what_has_no_room_in_fixed_point_is_cut_and_counted():
@@ -185,6 +187,16 @@ def test_one_output_is_enough():
     assert relative(recovered(fed), wanted) < 1e-11
 
 
+def assert_as_without_noise(fed):
+    """What is recovered is the mean gradient on the same batches."""
+    state = fed.scheme.init(fed.task)
+    cohort = fed.cohort(np.array(CLIENTS), 1, {})
+    plain = mean_gradients(fed.task.learner, state.vector, cohort, fed.task.randomness, fed.scheme.batch_size)
+    sizes = torch.from_numpy(cohort.sizes).double()
+    wanted = (plain.changes * sizes[:, None]).sum(0) / sizes.sum()
+    assert relative(recovered(fed, state), wanted) < 1e-12
+
+
 @pytest.mark.parametrize("path", ["vmap", "autograd"])
 @pytest.mark.parametrize("batch_size", [0, 4])
 def test_batches_and_dropout_are_those_of_fedsgd(path, batch_size):
@@ -193,12 +205,7 @@ def test_batches_and_dropout_are_those_of_fedsgd(path, batch_size):
     )
     data = images()
     fed = setting(Lossless(batch_size=batch_size, **STEP), data=data, model=model, gradients=path)
-    state = fed.scheme.init(fed.task)
-    cohort = fed.cohort(np.array(CLIENTS), 1, {})
-    plain = mean_gradients(fed.task.learner, state.vector, cohort, fed.task.randomness, batch_size)
-    sizes = torch.from_numpy(cohort.sizes).double()
-    wanted = (plain.changes * sizes[:, None]).sum(0) / sizes.sum()
-    assert relative(recovered(fed, state), wanted) < 1e-12
+    assert_as_without_noise(fed)
 
 
 @pytest.mark.parametrize("path", ["layers", "vmap", "autograd"])
@@ -214,12 +221,7 @@ def test_a_single_example_and_a_single_neuron_are_no_exception(path, widths, bat
             layer.weight.abs_()
     data = images()
     fed = setting(Lossless(batch_size=batch_size, m=2, **STEP), data=data, model=model, gradients=path)
-    state = fed.scheme.init(fed.task)
-    cohort = fed.cohort(np.array(CLIENTS), 1, {})
-    plain = mean_gradients(fed.task.learner, state.vector, cohort, fed.task.randomness, batch_size)
-    sizes = torch.from_numpy(cohort.sizes).double()
-    wanted = (plain.changes * sizes[:, None]).sum(0) / sizes.sum()
-    assert relative(recovered(fed, state), wanted) < 1e-12
+    assert_as_without_noise(fed)
 
 
 # ---- how exact
@@ -456,12 +458,8 @@ def test_normal_inputs_are_like_a_standardised_table():
 
 @pytest.mark.parametrize("kind", ["normal", "test"])
 def test_a_secure_sum_has_room_whatever_the_probe_batch(kind):
-    model, data = made("chain"), DATA["chain"]
-    chosen = experiment(Lossless(rho=10.0, probe=kind, **STEP), widths=None, rounds=1, secure="masked")
-    run = simulate(chosen, data=data, partition=deal(), model=model)
-    start = torch.cat([one.detach().double().flatten() for one in model.parameters()])
-    wanted = true_gradient(model, data.train, held(), half_squares)
-    assert relative(start - run.vector, wanted) < 1e-11
+    scheme = Lossless(rho=10.0, probe=kind, **STEP)
+    run = assert_nothing_is_lost(scheme, made("chain"), DATA["chain"], "masked")
     assert run.metrics[0]["saturated"] == 0
 
 

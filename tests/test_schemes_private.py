@@ -15,7 +15,8 @@ from discreet import ConfigError, DPFedAvg, DPSignFed, Experiment, FedAvg, Priva
 from discreet.config import Data, Engine, Model, from_table
 from discreet.data.partition import Partition
 from discreet.errors import LocalProtocolError
-from discreet.privacy.accounting import calibrate, spent
+from discreet.privacy.accounting import spent
+from discreet.privacy.calibration import calibrate
 from discreet.privacy.modulus import bits_by_paper_rule, bits_for_sum, wrap_probability
 from discreet.privacy.promise import Promise
 from discreet.privacy.releases import DiscreteGaussianSum, FixedSize, Ledger, Poisson, Released

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from discreet import preparation, simulate
+from discreet.batches import draw_batches
 from discreet.data.partition import Partition
 from discreet.evaluation import evaluate
 from discreet.schemes import Centralized, FedAvg, Local
-from discreet.training import draw_batches, train
+from discreet.training import train
 from federations import SIZES, dataset, deal, experiment, federation, scheme
 
 DATA = dataset()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from discreet import ConfigError, Experiment, Privacy, cli, simulate
+from discreet import ConfigError, Experiment, Privacy, simulate
 from discreet.config import from_table, to_table
 from discreet.errors import RunFolderError
 from discreet.privacy.accounting import spent
@@ -170,7 +169,7 @@ def test_what_a_client_adds_is_the_noise_that_was_asked_for(noise, law):
         assert played.given[0][client][0].tolist() == wanted.tolist()
 
 
-def test_a_run_by_the_command_line(tmp_path, monkeypatch, capsys):
+def test_a_run_by_the_command_line(inside, tmp_path):
     settings = {
         "scheme.name": "dp-fedavg",
         "scheme.clip": "adaptive",
@@ -182,21 +181,9 @@ def test_a_run_by_the_command_line(tmp_path, monkeypatch, capsys):
         "privacy.noise": "skellam",
     }
     changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    arguments = [
-        "discreet",
-        "run",
-        "digits-dp-signfed",
-        *changes,
-        "--out",
-        str(tmp_path / "run"),
-        "--quiet",
-        "--json",
-    ]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    result = json.loads(capsys.readouterr().out)
-    assert ended.value.code == 0 and result["scheme"] == "dp-fedavg"
+    ended = inside("run", "digits-dp-signfed", *changes, "--out", "run", "--quiet", "--json", cwd=tmp_path)
+    result = json.loads(ended.out)
+    assert ended.code == 0 and result["scheme"] == "dp-fedavg"
     assert result["privacy"]["noise"] == "skellam" and result["privacy"]["releases"] == 2
     config = (tmp_path / "run" / "config.toml").read_text("utf-8")
     assert 'noise = "skellam"' in config and 'clip = "adaptive"' in config

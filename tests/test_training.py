@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from discreet.augment import FlipCrop
+from discreet.batches import draw_batches
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError
 from discreet.losses import cross_entropy
 from discreet.network import network_of
+from discreet.optimizers import OPTIMIZERS, LocalTraining
 from discreet.randomness import Seeded
-from discreet.training import OPTIMIZERS, Learner, LocalTraining, draw_batches, mean_gradients, train
+from discreet.training import Learner, mean_gradients, train
 from federations import dataset, same_bits
 
 CPU = torch.device("cpu")

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError
-from discreet.privacy.accounting import NOTHING, calibrate, rounds_within, spent
+from discreet.privacy.accounting import spent
+from discreet.privacy.calibration import calibrate, rounds_within
 from discreet.privacy.noise import LARGEST, SMALLEST
 from discreet.privacy.planning import largest_cohort
 from discreet.privacy.promise import Promise
-from discreet.privacy.releases import Gaussian, Poisson, Released, Sampling
+from discreet.privacy.releases import NOTHING, Gaussian, Poisson, Released, Sampling
 from discreet.sampling import how_sampled
-from discreet.schemes.base import RecordLevel, Task, groups_of, releases_a_round
+from discreet.schemes.base import Task
+from discreet.schemes.traits import RecordLevel, groups_of, releases_a_round
 
 
 def promised(experiment: Experiment, task: Task, clients: int) -> tuple[Experiment, Task, int | None]:

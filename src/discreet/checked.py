@@ -11,12 +11,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from discreet.errors import ConfigError, UnknownKey
 from discreet.names import nearest
 
 Settings = TypeVar("Settings")
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+"""How the fields of settings are checked: no key that is not known, and no value of another type."""
 
 SYNONYMS = {
     "gamma": "server_learning_rate",

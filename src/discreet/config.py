@@ -19,12 +19,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from discreet.adversaries.settings import Adversary
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.errors import ConfigError
 from discreet.models import MODELS
 from discreet.schemes import SCHEMES
-from discreet.schemes.base import misdeeds_under
-from discreet.sections import STRICT, Data, Dropouts, Engine, Model, Privacy, check_known
+from discreet.schemes.traits import misdeeds_under
+from discreet.sections import Data, Dropouts, Engine, Model, Privacy, check_known
 
 __all__ = [
     "SECTIONS",

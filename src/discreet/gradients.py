@@ -105,14 +105,7 @@ class LayeredGradient:
         visit: Callable[[Layer, Tensor, Tensor], None],
     ) -> Tensor:
         """Call `visit(layer, gradient of its pre-activations, its input)` from the last layer to the first."""
-        activations = [inputs.flatten(2)]
-        for layer in self.layers:
-            weight = parameters[layer.weight].transpose(1, 2)
-            if layer.bias is None:
-                out = torch.bmm(activations[-1], weight)
-            else:
-                out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), activations[-1], weight)
-            activations.append(out.relu_() if layer.relu else out)
+        activations = activations_of(self.layers, parameters, inputs)
         delta, losses = loss_gradient(self.loss, activations.pop(), targets, weights)
         for place in reversed(range(len(self.layers))):
             layer, below = self.layers[place], activations.pop()
@@ -121,6 +114,19 @@ class LayeredGradient:
             visit(layer, delta, below)
             delta = next_delta.mul_(below > 0) if place and self.layers[place - 1].relu else next_delta
         return losses
+
+
+def activations_of(layers: Sequence[Layer], parameters: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:
+    """The inputs (L, B, ...) of a chain, flattened, and what each of its layers puts out, shapes (L, B, width)."""
+    activations = [inputs.flatten(2)]
+    for layer in layers:
+        weight = parameters[layer.weight].transpose(1, 2)
+        if layer.bias is None:
+            out = torch.bmm(activations[-1], weight)
+        else:
+            out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), activations[-1], weight)
+        activations.append(out.relu_() if layer.relu else out)
+    return activations
 
 
 def loss_gradient(loss: Loss, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

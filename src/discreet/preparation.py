@@ -1,6 +1,6 @@
 """From an experiment to what a driver needs: data, who holds it, the model, and how it is computed.
 
-What is left open by ``auto`` is resolved here, from the model and the size of the cohort alone, and written into the
+What is left open by ``auto`` is resolved on the way, from the model and the size of the cohort alone, and written into the
 experiment, so that the run folder holds it.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,31 +20,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from discreet import gradients, losses, models
+from discreet import losses, models
 from discreet.augment import AUGMENTATIONS
 from discreet.budget import promised
 from discreet.cohort import Cohort, Examples, Grid
 from discreet.config import Experiment
-from discreet.data import partitions, sources
+from discreet.data import sources
 from discreet.data.checks import check_dataset, check_partition
 from discreet.data.dataset import Dataset, Progress, no_progress
 from discreet.data.partition import Partition
 from discreet.data.scaling import Scaling
 from discreet.data.scattering import scattered
-from discreet.errors import ConfigError, LocalProtocolError
-from discreet.gradients import can_stack, choose_path, linear_layers
+from discreet.dealing import deal, hold_out, load_data, reconstructing
+from discreet.engine import device_of, path_of, resolve
+from discreet.errors import ConfigError
+from discreet.gradients import can_stack
 from discreet.infiltration import Infiltration, infiltrated
 from discreet.losses import Loss
-from discreet.network import Network
-from discreet.randomness import SERVER, Seeded
-from discreet.sampling import fixed_cohort
-from discreet.schemes.base import RecordLevel, Task, groups_of
+from discreet.randomness import Seeded
+from discreet.schemes.base import Task
+from discreet.schemes.traits import RecordLevel
 from discreet.training import Learner
-
-CACHE_BYTES = 6_500_000
-"""Stacked parameters up to this size measured fastest: they stay in a processor's cache."""
-
-MOST_LANES = 64
 
 PUBLIC = 256
 """So many examples of the test set are known to all parties, at most: a scheme may try the model out on them."""
@@ -127,11 +122,6 @@ class Federation:
         )
 
 
-def randomness(experiment: Experiment) -> Seeded:
-    """The streams of a simulation."""
-    return Seeded(experiment.seed)
-
-
 def prepare(
     experiment: Experiment,
     data: Dataset | None = None,
@@ -157,8 +147,8 @@ def prepare(
     Raises:
         UserError: something cannot be done.
     """
-    device = _device(experiment)
-    streams = randomness(experiment)
+    device = device_of(experiment)
+    streams = Seeded(experiment.seed)
     data_given, partition_given = data is not None, partition is not None
     if data is None:
         data = load_data(experiment, data_dir, on_data)
@@ -166,7 +156,7 @@ def prepare(
         check_dataset(data)
         if experiment.data.features == "scattering":
             data = scattered(data, on_data, keep)
-    holdout, own = _hold_out(experiment, data, streams)
+    holdout, own = hold_out(experiment, data, streams)
     if partition is None:
         partition = deal(experiment, data, own, streams)
     elif holdout is not None:
@@ -176,7 +166,7 @@ def prepare(
     else:
         check_partition(partition, len(data.train))
     if experiment.data.task == "reconstruct":
-        data, holdout = _reconstructing(data, holdout, partition)
+        data, holdout = reconstructing(data, holdout, partition)
     data, partition, infiltration = infiltrated(experiment, data, partition, streams)
     if partition.column_count > 1 and not experiment.scheme.splits_columns:
         raise ConfigError(
@@ -222,7 +212,7 @@ def prepare(
     learner = Learner(
         network.to(device),
         loss,
-        _path(experiment),
+        path_of(experiment),
         int(experiment.engine.lanes),
         device,
         augment,
@@ -280,27 +270,6 @@ def _check_sums(experiment: Experiment, partition: Partition) -> None:
         )
 
 
-def _reconstructing(
-    data: Dataset, holdout: Examples | None, partition: Partition
-) -> tuple[Dataset, Examples | None]:
-    """The data set, dealt already, and held-out examples, with inputs for targets.
-
-    Raises:
-        ConfigError: inputs are token numbers, or parts of them are not to be known to all participants of a row.
-    """
-    if data.vocabulary is not None:
-        raise ConfigError("data.task", "reconstruct", "auto for texts: token numbers are no values")
-    if partition.column_count > 1:
-        raise ConfigError(
-            "data.columns",
-            partition.column_count,
-            "1 with data.task = 'reconstruct': the targets are all columns, which every participant would have to know",
-        )
-    train, test = (Examples.reconstructing(one.inputs) for one in (data.train, data.test))
-    kept_back = None if holdout is None else Examples.reconstructing(holdout.inputs)
-    return dataclasses.replace(data, train=train, test=test, classes=None, target_scaling=None), kept_back
-
-
 def _named(
     experiment: Experiment,
     data: Dataset,
@@ -352,131 +321,3 @@ def _fingerprint(train: Examples, test: Examples, partition: Partition) -> str:
     for array in (partition.order, partition.offsets, *(partition.columns or ())):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def load_data(
-    experiment: Experiment, data_dir: Path | None = None, on_data: Progress = no_progress
-) -> Dataset:
-    """The data set that an experiment names."""
-    chosen = experiment.data
-    return sources.load(
-        chosen.name,
-        data_dir=data_dir,
-        path=chosen.path,
-        test_path=chosen.test_path,
-        target=chosen.target,
-        client_column=chosen.client_column,
-        ignore=chosen.ignore,
-        test_fraction=chosen.test_fraction,
-        standardise=chosen.standardise,
-        image_size=chosen.image_size or None,
-        min_faces=chosen.min_faces,
-        max_tokens=chosen.max_tokens,
-        vocabulary=chosen.vocabulary,
-        features=chosen.features,
-        on_progress=on_data,
-    )
-
-
-def _hold_out(
-    experiment: Experiment, data: Dataset, streams: Seeded
-) -> tuple[Examples | None, NDArray[np.int64] | None]:
-    """Held-out examples, and which examples remain; (None, None) where nothing is held out."""
-    share = experiment.data.holdout
-    if not share:
-        return None, None
-    count = math.floor(share * len(data.train) + 0.5)
-    if not 0 < count < len(data.train):
-        raise ConfigError(
-            "data.holdout", share, f"a share that leaves some of the {len(data.train)} examples on each side"
-        )
-    order = streams.stream(0, SERVER, "holdout").permutation(len(data.train))
-    held = torch.from_numpy(np.sort(order[:count]))
-    kept_back = Examples(data.train.inputs.index_select(0, held), data.train.targets.index_select(0, held))
-    return kept_back, np.sort(order[count:])
-
-
-def deal(experiment: Experiment, data: Dataset, own: NDArray[np.int64] | None, streams: Seeded) -> Partition:
-    """Deal the training examples (or only those in `own`) to clients, as the experiment says."""
-    chosen = experiment.data
-    labels = data.train.targets.numpy()
-    columns = data.columns
-    if own is not None:
-        labels, columns = labels[own], {name: values[own] for name, values in columns.items()}
-    dealt = partitions.make(
-        chosen.partition,
-        rng=streams.stream(0, SERVER, "partition"),
-        count=len(labels),
-        labels=labels,
-        features=math.prod(data.shape),
-        columns=columns,
-        clients=chosen.clients,
-        rows=chosen.rows,
-        column_owners=chosen.columns,
-        alpha=chosen.alpha,
-        labels_per_client=chosen.labels_per_client,
-        sigma=chosen.sigma,
-        column=chosen.client_column,
-        size=chosen.examples_per_client,
-    )
-    return dealt if own is None else Partition(own[dealt.order], dealt.offsets, dealt.columns)
-
-
-def resolve(
-    experiment: Experiment, network: Network, dimensions: int, clients: int, stackable: Callable[[], bool]
-) -> Experiment:
-    """The experiment with every ``auto`` of its engine settled, as `discreet.gradients` and this module say.
-
-    Args:
-        experiment: what was asked.
-        network: the model.
-        dimensions: of one input.
-        clients: how many there are.
-        stackable: tells whether the model and its loss can go through `torch.func.vmap`; asked only if it matters.
-
-    Raises:
-        ConfigError: the way of computing gradients that was asked for cannot do this model.
-    """
-    engine = experiment.engine
-    path = choose_path(network, dimensions) if engine.gradients == "auto" else engine.gradients
-    if path == "vmap" and not stackable():
-        if engine.gradients == "vmap":
-            raise ConfigError(
-                "engine.gradients", path, "autograd: torch.func.vmap cannot do this model or loss"
-            )
-        path = "autograd"
-    if path == "layers" and linear_layers(network, dimensions) is None:
-        raise ConfigError(
-            "engine.gradients", path, "vmap or autograd: the model is no chain of Flatten, Linear and ReLU"
-        )
-    cohort = clients if experiment.scheme.everyone else fixed_cohort(experiment, clients)
-    lanes = engine.lanes
-    if lanes == "auto":
-        in_cache = max(1, CACHE_BYTES // (4 * network.count))
-        # at least two stacks a round, so that two workers have something to do on every machine
-        stacks = max(2, groups_of(experiment.scheme))  # of clients of one group each
-        lanes = 1 if path == "autograd" else min(in_cache, MOST_LANES, max(1, math.ceil(cohort / stacks)))
-    workers = engine.workers
-    if workers == "auto":
-        workers = 1 if engine.device == "cuda" else _processors()
-    settled = dataclasses.replace(engine, gradients=path, lanes=lanes, workers=workers)
-    return dataclasses.replace(experiment, engine=settled)
-
-
-def _processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _path(experiment: Experiment) -> gradients.Path:
-    if experiment.engine.gradients == "auto":
-        raise LocalProtocolError("engine.gradients was not resolved")
-    return experiment.engine.gradients
-
-
-def _device(experiment: Experiment) -> torch.device:
-    if experiment.engine.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("engine.device", "cuda", "cpu: torch sees no CUDA device here")
-    return torch.device(experiment.engine.device)

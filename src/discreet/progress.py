@@ -24,8 +24,8 @@ from discreet.preparation import Federation
 from discreet.privacy.releases import NOTHING, Ledger
 from discreet.results import Best
 from discreet.runs import Checkpoint, RunFolder
-from discreet.schemes.base import Measured, releases_a_round
-from discreet.sums import Tally
+from discreet.schemes.traits import Measured, releases_a_round
+from discreet.tally import Tally
 
 Metrics = dict[str, Any]
 

@@ -25,9 +25,10 @@ from discreet.evaluation import Evaluation, Map
 from discreet.infiltration import Infiltration
 from discreet.network import Network, notes
 from discreet.preparation import Federation
-from discreet.privacy.accounting import Ledger, adjacency_among, spent
+from discreet.privacy.accounting import adjacency_among, spent
+from discreet.privacy.releases import Ledger
 from discreet.runs import Checkpoint, DiskFull, open_run
-from discreet.schemes.base import Described, Measured, groups_of, protected_unit
+from discreet.schemes.traits import Described, Measured, groups_of, protected_unit
 from discreet.view import View
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from discreet.augment import AUGMENTATIONS
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.data.partitions import PARTITIONS
 from discreet.data.sources import SOURCES, Features
 from discreet.errors import ConfigError
@@ -17,8 +17,6 @@ from discreet.losses import LOSSES
 from discreet.models import MODELS
 from discreet.names import did_you_mean
 from discreet.privacy.promise import NoiseName
-
-STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 
 def check_known(key: str, value: object, known: Iterable[str], what: str = "one of") -> None:

@@ -56,8 +56,10 @@ from discreet.results import Run, so_far, summarise
 from discreet.rounds import play_round
 from discreet.runs import CHECKPOINT, Checkpoint, check_out, open_run
 from discreet.sampling import attend
-from discreet.schemes.base import Confined
-from discreet.sums import Tally, answer, check_releases
+from discreet.schemes.traits import Confined
+from discreet.sums import answer
+from discreet.tally import Tally
+from discreet.tolerance import check_releases
 from discreet.view import View
 from discreet.watching import Witness
 

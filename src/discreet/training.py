@@ -6,50 +6,30 @@ into pieces changes nothing. What a client draws (its batches, its augmentation,
 
 Stated rules:
 
-* Each pass over a client's data is a fresh permutation cut into batches; the last batch of a pass may be smaller,
-  and its loss is the mean over the examples it has. A batch size above a client's number of examples takes them all.
+* Each pass over a client's data is a fresh permutation, see `discreet.batches`.
 * Every client's optimizer starts afresh each round.
 * A client with no examples takes no step and is not accepted; nor is one whose update is NaN or infinite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from discreet.augment import FlipCrop
-from discreet.checked import plain
+from discreet.batches import Batches, draw_batches
 from discreet.cohort import Cohort, Examples
-from discreet.errors import ConfigError
 from discreet.gradients import LaneGradient, LayeredGradient, Path, lane_gradient
 from discreet.losses import Loss
 from discreet.network import Network
+from discreet.optimizers import LocalTraining
 from discreet.randomness import Keyed, Seeded
-
-OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adamax": torch.optim.Adamax,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "adagrad": torch.optim.Adagrad,
-    "adadelta": torch.optim.Adadelta,
-    "rmsprop": torch.optim.RMSprop,
-    "rprop": torch.optim.Rprop,
-    "asgd": torch.optim.ASGD,
-}
-"""The elementwise optimizers of torch: stacked parameters are then stepped as each lane alone would be."""
-
-HYPERPARAMETERS = ConfigDict(extra="forbid", strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,148 +59,6 @@ class Learner:
     def gradient(self, dimensions: int) -> LaneGradient:
         """The gradient function, for the use of one thread."""
         return lane_gradient(self.path, self.network, self.loss, dimensions)
-
-
-@plain("scheme.")
-@checked_dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
-class LocalTraining:
-    """How each client trains in a round: a number of steps, or of epochs, of an optimizer.
-
-    Attributes:
-        steps: gradient steps a round (T_gd in arXiv 2010.07808), the same for every client.
-        epochs: passes over a client's data, instead of `steps`. One of the two; 1 epoch if neither is given.
-        batch_size: examples a step; 0 for all of a client's examples (memory then grows with the largest client's).
-        optimizer: a name in `OPTIMIZERS`.
-        learning_rate: the optimizer's, above 0.
-        momentum: for ``sgd`` and ``rmsprop``, in [0, 1).
-        weight_decay: L2 penalty, at least 0.
-        optimizer_options: other keywords of the optimizer, as ``{"betas": [0.9, 0.99]}``.
-    """
-
-    steps: int | None = Field(default=None, ge=1)
-    epochs: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=10, ge=0)
-    optimizer: str = "sgd"
-    learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    optimizer_options: dict[str, Any] = Field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError("scheme.epochs", self.epochs, "either steps or epochs, not both")
-        if self.optimizer not in OPTIMIZERS:
-            raise ConfigError(
-                "scheme.optimizer", self.optimizer, "an elementwise optimizer: " + ", ".join(OPTIMIZERS)
-            )
-        if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
-            raise ConfigError("scheme.momentum", self.momentum, "0 unless the optimizer is sgd or rmsprop")
-        if self.weight_decay and self.optimizer == "rprop":
-            raise ConfigError("scheme.weight_decay", self.weight_decay, "0: rprop takes none")
-        if not self.optimizer_options:
-            return
-        for name in ("lr", "momentum", "weight_decay"):
-            if name in self.optimizer_options:
-                key = "learning_rate" if name == "lr" else name
-                raise ConfigError(
-                    "scheme.optimizer_options", self.optimizer_options, f"no {name}: use scheme.{key}"
-                )
-        try:
-            self.make_optimizer([torch.zeros(1)])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                "scheme.optimizer_options", self.optimizer_options, f"keywords of {self.optimizer} ({error})"
-            ) from None
-
-    def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimizer of `parameters`."""
-        options: dict[str, Any] = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        if self.optimizer in ("sgd", "rmsprop"):
-            options["momentum"] = self.momentum
-        if self.optimizer == "rprop":
-            options.pop("weight_decay")
-        return OPTIMIZERS[self.optimizer](parameters, **(options | self.optimizer_options))
-
-    @property
-    def is_plain_sgd(self) -> bool:
-        """Whether a step is no more than ``w -= lr * (gradient + weight_decay * w)``."""
-        return self.optimizer == "sgd" and not self.momentum and not self.optimizer_options
-
-    def steps_for(self, size: int, batch_size: int) -> int:
-        """How many steps a client with `size` examples takes."""
-        if size == 0:
-            return 0
-        return self.steps or (self.epochs or 1) * -(-size // batch_size)
-
-
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """What L lanes train on, step by step.
-
-    Attributes:
-        indices: shape (L, S, B), int64, into the shared examples.
-        weights: shape (L, S, B); each row sums to 1, padding has 0.
-        steps: for each lane, how many of the S steps are its own.
-        keys: shape (L,), int64, each lane's dropout key.
-        flips, offsets: shapes (L, S, B) and (L, S, B, 2), the augmentation, or None.
-    """
-
-    indices: Tensor
-    weights: Tensor
-    steps: tuple[int, ...]
-    keys: Tensor
-    flips: Tensor | None = None
-    offsets: Tensor | None = None
-
-
-def draw_batches(
-    plan: LocalTraining,
-    cohort: Cohort,
-    lanes: int,
-    randomness: Seeded | Keyed,
-    augment: FlipCrop | None = None,
-) -> Batches:
-    """Draw the batches of a cohort of at most `lanes` clients, padded to `lanes`."""
-    batch = min(plan.batch_size or cohort.capacity, cohort.capacity) or 1
-    steps = [plan.steps_for(len(rows), batch) for rows in cohort.indices]
-    longest = max(steps, default=0)
-    indices = np.zeros((lanes, longest, batch), dtype=np.int64)
-    weights = np.zeros((lanes, longest, batch), dtype=np.float32)
-    keys = np.zeros(lanes, dtype=np.int64)
-    drawn = (lanes, longest, batch) if augment is not None else (0, 0, 0)
-    flips, offsets = np.zeros(drawn, dtype=bool), np.zeros((*drawn, 2), dtype=np.int64)
-    for lane, rows in enumerate(cohort.indices):
-        if not len(rows):
-            continue
-        client, taken = int(cohort.ids[lane]), steps[lane]
-        stream = randomness.stream(cohort.round, client, "batches")
-        keys[lane] = randomness.torch_seed(cohort.round, client, "dropout")
-        a_pass = -(-len(rows) // batch)
-        passes = -(-taken // a_pass)
-        order = np.zeros((passes, a_pass * batch), dtype=np.int64)
-        order[:, : len(rows)] = stream.permuted(np.tile(rows, (passes, 1)), axis=1)
-        # a short last batch is filled up with its own examples at weight 0: no batch statistic sees others' data
-        last = (a_pass - 1) * batch
-        spare = np.arange(a_pass * batch - len(rows)) % (len(rows) - last)
-        order[:, len(rows) :] = order[:, last + spare]
-        real = np.arange(a_pass * batch) < len(rows)
-        counts = real.reshape(a_pass, batch).sum(1, keepdims=True)
-        share = (real.reshape(a_pass, batch) / counts).astype(np.float32)
-        # nor do steps after the client's last: an example that is NaN shows through a weight of 0
-        indices[lane] = rows[0]
-        indices[lane, :taken] = order.reshape(-1, batch)[:taken]
-        weights[lane, :taken] = np.tile(share, (passes, 1))[:taken]
-        if augment is not None:
-            draws = augment.draw(randomness.stream(cohort.round, client, "augmentation"), (taken, batch))
-            flips[lane, :taken], offsets[lane, :taken] = draws.flips, draws.offsets
-    return Batches(
-        torch.from_numpy(indices),
-        torch.from_numpy(weights),
-        tuple(steps) + (0,) * (lanes - len(steps)),
-        torch.from_numpy(keys),
-        torch.from_numpy(flips) if augment else None,
-        torch.from_numpy(offsets) if augment else None,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,13 +97,14 @@ def train(
         uphill: shape (K,): who steps along its gradients instead of against them; None for nobody.
     """
     gradient = learner.gradient(cohort.examples.inputs.dim() - 1)
-    found: list[Trained] = []
-    for part in cohort.chunks(learner.lanes):
-        taken = sum(len(one.losses) for one in found)
-        own = start if start.dim() == 1 else start[taken : taken + len(part)]
-        up = None if uphill is None else uphill[taken : taken + len(part)]
-        found.append(_train_stack(learner, plan, gradient, own, part, randomness, up))
-    return _joined(found)
+    return _joined(
+        [
+            _train_stack(
+                learner, plan, gradient, own, part, randomness, None if uphill is None else uphill[place]
+            )
+            for part, own, place in _stacks(cohort, learner.lanes, start)
+        ]
+    )
 
 
 def _train_stack(
@@ -414,12 +253,12 @@ def means(
     Returns:
         The means in `changes`, shape (K, length).
     """
-    found: list[Trained] = []
-    for part in cohort.chunks(learner.lanes):
-        taken = sum(len(one.losses) for one in found)
-        own = vector if vector.dim() == 1 else vector[taken : taken + len(part)]
-        found.append(_mean_stack(learner, add, length, own, part, randomness, batch_size))
-    return _joined(found)
+    return _joined(
+        [
+            _mean_stack(learner, add, length, own, part, randomness, batch_size)
+            for part, own, _ in _stacks(cohort, learner.lanes, vector)
+        ]
+    )
 
 
 PIECE = 128
@@ -455,6 +294,15 @@ def _mean_stack(
             losses += add(sums, stack, inputs, targets, weights, keys)
     taken = torch.tensor(batches.steps, device=learner.device)
     return _trained(sums, torch.where(taken > 0, losses, torch.nan), taken, cohort)
+
+
+def _stacks(cohort: Cohort, lanes: int, start: Tensor) -> Iterator[tuple[Cohort, Tensor, slice]]:
+    """A cohort's stacks, each with its starting parameters and its place in the cohort."""
+    begin = 0
+    for part in cohort.chunks(lanes):
+        place = slice(begin, begin + len(part))
+        yield part, start if start.dim() == 1 else start[place], place
+        begin = place.stop
 
 
 def _padded(start: Tensor, lanes: int) -> Tensor:

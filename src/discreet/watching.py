@@ -10,7 +10,8 @@ from torch import Tensor
 from discreet.preparation import Federation
 from discreet.rounds import Ask
 from discreet.sampling import Attendance
-from discreet.schemes.base import Narrowed, Phase, Total
+from discreet.schemes.base import Phase, Total
+from discreet.schemes.traits import Narrowed
 from discreet.secure.ring import Ring
 from discreet.view import Party, Seen, View
 

@@ -10,12 +10,13 @@ import torch
 from discreet.cohort import Examples
 from discreet.config import Data, Engine, Experiment, Model, Privacy
 from discreet.data.partition import Partition
+from discreet.federation.holdings import OwnData
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.link import MemoryLink, no_fault
 from discreet.federation.roster import Member, Roster
 from discreet.federation.server import federate
-from discreet.federation.site import OwnData, Site
+from discreet.federation.site import Site
 from discreet.federation.spending import MemorySpending
 from discreet.federation.table import Deadlines
 from discreet.schemes import SCHEMES, Lossless
@@ -61,7 +62,10 @@ class Party:
 
     def restart(self):
         """As a new process that finds the stored state."""
-        self.site = Site(self.number, identity(self.number), on_refusal=self.refusals.append, **self.options)
+        self.site = Site(self.number, identity(self.number), on_step=self.heard, **self.options)
+
+    def heard(self, step):
+        self.refusals += [error for _, error in step.refused]
 
     def __call__(self, message):
         self.state, reply = self.site.step(self.state, message)

@@ -11,11 +11,10 @@ from discreet.errors import ConfigError, RoundAborted
 from discreet.federation import parts
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure
+from discreet.federation.masker import Masker
 from discreet.federation.parts import Holding
 from discreet.federation.party import Facts, deployed, prepared
 from discreet.federation.refusal import Refusal
-from discreet.federation.seat import Seat
-from discreet.federation.spending import MemorySpending
 from discreet.federation.state import SumState
 from discreet.federation.terms import ALL_NEIGHBOURS, masking_terms
 from discreet.randomness import Seeded
@@ -57,24 +56,15 @@ def test_more_sites_than_that_have_some_neighbours():
     [(Limits(), False), (Limits(epsilon=5.0, delta=1e-5), True), (Limits(minimum_cohort=100), True)],
 )
 def test_a_site_with_limits_is_in_no_sum_of_which_it_cannot_see_who_is_in_it(limits, refused):
-    seat = Seat(
-        0,
-        identity(0),
-        limits,
-        MemorySpending(),
-        Seeded(1),
-        prepared(deployed(NOISY), Facts.of(dealt()), BLOBS, None),
-        begun(NOISY).begun,
-        b"a" * 32,
-        rehearse=False,
-    )
+    federation = prepared(deployed(NOISY), Facts.of(dealt()), BLOBS, None)
+    masker = Masker(0, identity(0), limits, Seeded(1), federation, (), b"a" * 32)
     envelope = Envelope(Kind.REQUEST, b"r" * 16, 1, 1, 1, 0, 0, (parts.End(b"").part,))
     there = SumState(1, 1, tuple(range(2 * ALL_NEIGHBOURS)), bytes(32), b"")
     if refused:
         with pytest.raises(Refusal, match="expected 128 at most"):
-            seat._terms(envelope, there)
+            masker._terms(envelope, there)
     else:
-        assert seat._terms(envelope, there).threshold < 100
+        assert masker._terms(envelope, there).threshold < 100
 
 
 def lied_to(arc, survivors=None):

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="needs discreet[flower]")
 
 import discreet
-from command_server import Command
 from discreet import config
 from discreet.federation import local
 
@@ -46,13 +45,6 @@ def ours(token):
         except OSError:
             continue
     return found
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    server = Command(tmp_path_factory.mktemp("command"))
-    yield server
-    server.close()
 
 
 @pytest.fixture

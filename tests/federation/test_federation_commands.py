@@ -7,18 +7,10 @@ import tomllib
 
 import pytest
 
-from command_server import Command
 from discreet.federation.home import Home
 from discreet.federation.identity import Identity
 from discreet.federation.resident import SOCKET, WHO, ask
 from discreet.federation.roster import Roster
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    server = Command(tmp_path_factory.mktemp("command"))
-    yield server
-    server.close()
 
 
 def init(command, folder, number, name, *more):

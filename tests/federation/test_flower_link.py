@@ -151,6 +151,17 @@ def test_it_does_not_wait_when_all_have_answered(grid, link, clock):
     assert 1.0 <= clock.now - begun < 1.5
 
 
+def test_it_says_of_each_site_when_its_answer_is_there(grid, link, clock):
+    for site, after in enumerate((0.0, 2.0, 4.0, 100.0)):
+        grid.add(10 + site, site, after=after)
+    grid.answer[11] = lambda body: 8  # an error is no answer
+    link.present()
+    begun, came = clock.now, {}
+    link.exchange(dict.fromkeys(range(4), b"a"), 10.0, lambda site: came.setdefault(site, clock.now - begun))
+    assert came.keys() == {0, 2}
+    assert came[0] == 0.0 and 4.0 <= came[2] <= 4.5
+
+
 @pytest.mark.parametrize(
     ("code", "cause"),
     [(1, "crashed"), (2, "crashed"), (3, "timeout"), (5, "unreachable"), (8, "crashed"), (99, "crashed")],

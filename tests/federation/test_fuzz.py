@@ -1,26 +1,15 @@
 """A small, fixed part of what ``benchmarks/fuzz_wire.py`` tries: whatever arrives, only RemoteProtocolError comes out."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from discreet.errors import RemoteProtocolError
-
-HARNESS = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
+from scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def fuzz():
-    if not HARNESS.exists():
-        pytest.skip("needs benchmarks/fuzz_wire.py, which only the source tree has")
-    spec = importlib.util.spec_from_file_location("fuzz_wire", HARNESS)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fuzz_wire"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["fuzz_wire"]
+    with loaded("benchmarks", "fuzz_wire.py") as module:
+        yield module
 
 
 def test_envelopes_and_parts(fuzz):

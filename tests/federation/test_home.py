@@ -303,17 +303,12 @@ def test_the_site_is_built_from_the_folder(tmp_path):
     site = Home.create(tmp_path / "site", settings, Limits(minimum_cohort=4), ROSTER, IDENTITY).site()
     assert (site.number, site.identity, site.roster) == (1, IDENTITY, ROSTER)
     assert site.limits.minimum_cohort == 4
-    assert site.data.features == (1, 0)
-    assert len(site.data.load().train) == 5
-
-
-def test_only_the_owners_log_says_why_a_site_refused(home, caplog):
-    home.site()._on_refusal(DataError("patients.csv", "line 7 is no patient"))
-    assert caplog.messages == ["patients.csv: line 7 is no patient"]
+    assert site.holdings.data.features == (1, 0)
+    assert len(site.holdings.data.load().train) == 5
 
 
 def test_a_site_for_trying_out_has_no_data_of_its_own(home):
-    assert home.site().data is None
+    assert home.site().holdings.data is None
 
 
 def hospital(count, wrong=False):

@@ -10,9 +10,9 @@ from discreet.errors import DataError, UserError
 from discreet.federation import home as home_module
 from discreet.federation.home import Home
 from discreet.federation.keeping import USUAL_DELTA, keep, kept_run, kept_runs
+from discreet.federation.kept import KeptModel
 from discreet.federation.limits import Limits
 from discreet.federation.settings import SiteData, SiteSettings
-from discreet.federation.site import KeptModel
 from discreet.federation.spending import Entry
 from discreet.privacy.accounting import spent
 from discreet.privacy.releases import FixedSize, Gaussian, Ledger, Poisson, Released

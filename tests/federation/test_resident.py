@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -30,12 +30,11 @@ def nobody(folder):
 @contextmanager
 def served(folder, one=None):
     """A site's process, as a thread; it ends with the test's own process if it does not end before."""
-    log: list[tuple[bytes, bytes]] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            serve(folder, lambda _: one or Acting(7, reversing), lambda a, b, _: log.append((a, b)))
+            serve(folder, lambda _: one or Acting(7, reversing))
         except BaseException as error:
             failed.append(error)
 
@@ -44,15 +43,14 @@ def served(folder, one=None):
     deadline = time.monotonic() + 10
     while not (folder / SOCKET).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    yield log, failed
+    yield failed
 
 
 def test_the_sites_process_answers_many_messages(tmp_path):
-    with served(tmp_path) as (log, _):
+    with served(tmp_path):
         assert ask(tmp_path, WHO, b"", 5.0, nobody) == b"7"
         for message in (b"", b"abc", os.urandom(3_000_000)):
             assert ask(tmp_path, STEP, message, 5.0, nobody) == message[::-1]
-        assert [len(message) for message, _ in log] == [0, 3, 3_000_000]
 
 
 def test_its_socket_is_for_its_owner_alone(tmp_path):
@@ -71,7 +69,7 @@ def test_a_bad_message_is_answered_with_a_constant(tmp_path):
 
 
 def test_a_bug_is_answered_with_a_constant_and_ends_the_process(tmp_path):
-    with served(tmp_path) as (_, failed):
+    with served(tmp_path) as failed:
         with pytest.raises(NoAnswer, match=r"^crashed$"):
             ask(tmp_path, STEP, b"bug", 5.0, nobody)
         deadline = time.monotonic() + 5
@@ -91,7 +89,78 @@ def test_a_bug_is_not_hidden_by_a_relay_that_has_gone():
     with asked:
         relay.sendall(HEAD.pack(STEP, 1) + b"m")
         with pytest.raises(ZeroDivisionError):
-            resident._serve_one(asked, Acting(7, failing), lambda *_: None)
+            resident._serve_one(asked, Acting(7, failing))
+
+
+@contextmanager
+def dripping(folder, sent, pause):
+    """A relay that begins a frame, and goes on with it a byte at a time."""
+    stop = threading.Event()
+
+    def drip(relay):
+        with suppress(OSError):
+            relay.sendall(sent)
+            while not stop.wait(pause):
+                relay.sendall(b"x")
+
+    with socket.socket(socket.AF_UNIX) as relay:
+        relay.connect(str(folder / SOCKET))
+        thread = threading.Thread(target=drip, args=(relay,), daemon=True)
+        thread.start()
+        yield
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD.pack(STEP, 1000) + b"begun", HEAD.pack(STEP, 1 << 30)])
+@pytest.mark.parametrize("pause", [0.1, 60.0])
+def test_a_relay_that_is_slow_holds_the_next_up_for_a_moment_only(tmp_path, monkeypatch, caplog, sent, pause):
+    monkeypatch.setattr(resident, "PATIENCE", 0.4)
+    with served(tmp_path), dripping(tmp_path, sent, pause):
+        begun = time.monotonic()
+        assert ask(tmp_path, STEP, b"ab", 20.0, nobody) == b"ba"
+        assert time.monotonic() - begun < 5.0  # a byte each 0.1 s would take 100 s
+    assert caplog.messages == ["a relay is cut off before its message is there: timed out"]
+
+
+def test_a_relay_that_does_not_take_its_answer_holds_the_next_up_for_a_moment_only(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(resident, "PATIENCE", 0.4)
+    much = Acting(7, lambda message: bytes(3_000_000) if message == b"much" else message)
+    with served(tmp_path, much), socket.socket(socket.AF_UNIX) as relay:
+        relay.connect(str(tmp_path / SOCKET))
+        relay.sendall(HEAD.pack(STEP, 4) + b"much")
+        begun = time.monotonic()
+        assert ask(tmp_path, STEP, b"ab", 20.0, nobody) == b"ab"
+        assert time.monotonic() - begun < 5.0
+    assert caplog.messages == ["a relay has not taken its answer: timed out"]
+
+
+def test_a_frame_has_more_time_the_more_of_it_has_come(monkeypatch):
+    """At 1,000 bytes a second 600 bytes are worth 0.6 s, beside the 0.3 s that every frame has."""
+    monkeypatch.setattr(resident, "PACE", 1000)
+    for begun, arrives in ((600, True), (1, False)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(HEAD.pack(STEP, 601) + bytes(begun))
+            later = threading.Timer(0.6, theirs.sendall, (bytes(601 - begun),))
+            later.start()
+            if arrives:
+                assert resident._receive(ours, 1000, 0.3) == (STEP, bytes(601))
+            else:
+                with pytest.raises(TimeoutError):
+                    resident._receive(ours, 1000, 0.3)
+            later.join()
+
+
+def test_a_relay_waits_for_its_turn_where_many_wait(tmp_path):
+    with acting(tmp_path), resident._listening(tmp_path) as listener, ExitStack() as waiting:
+        listener.listen(1)
+        for _ in range(2):
+            waiting.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / SOCKET))
+        with pytest.raises(NoAnswer, match=r"^unreachable$"):
+            ask(tmp_path, STEP, b"ab", 0.3, nobody)
 
 
 def test_a_message_larger_than_allowed_is_not_read(tmp_path):
@@ -126,6 +195,28 @@ def test_one_process_at_a_time_acts_for_a_site(tmp_path):
         pass
 
 
+def test_the_sites_process_waits_for_a_relay_that_acts(tmp_path):
+    with ExitStack() as relay:
+        relay.enter_context(acting(tmp_path))
+        threading.Timer(0.3, relay.close).start()
+        with served(tmp_path) as failed:
+            assert ask(tmp_path, STEP, b"ab", 5.0, nobody) == b"ba"
+            assert not failed
+
+
+def test_a_second_process_of_a_site_ends_at_once(tmp_path, monkeypatch):
+    with served(tmp_path):
+        begun = time.monotonic()
+        with pytest.raises(DataError, match="another process acts for this site"):
+            serve(tmp_path, nobody)
+        assert time.monotonic() - begun < 5.0
+        assert ask(tmp_path, STEP, b"ab", 5.0, nobody) == b"ba"
+    monkeypatch.setattr(resident, "PATIENCE", 0.2)
+    (tmp_path / "other").mkdir()
+    with acting(tmp_path / "other"), pytest.raises(DataError, match="another process acts for this site"):
+        serve(tmp_path / "other", nobody)
+
+
 def test_without_the_sites_process_the_relay_acts_itself(tmp_path):
     opened = []
 
@@ -148,7 +239,7 @@ def test_the_relay_waits_for_a_process_that_is_still_loading(tmp_path):
         time.sleep(0.5)
         return Acting(7, reversing)
 
-    thread = threading.Thread(target=serve, args=(tmp_path, load, lambda *_: None), daemon=True)
+    thread = threading.Thread(target=serve, args=(tmp_path, load), daemon=True)
     thread.start()
     while not (tmp_path / resident.LOCK).exists():
         time.sleep(0.01)
@@ -181,7 +272,7 @@ def test_sigterm_ends_it_cleanly_and_the_lock_is_free(tmp_path):
     program = (
         "import signal, sys; from pathlib import Path; from discreet.federation.resident import *\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        f"serve(Path({str(tmp_path)!r}), lambda _: Acting(1, bytes), lambda *_: None)\n"
+        f"serve(Path({str(tmp_path)!r}), lambda _: Acting(1, bytes))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     try:

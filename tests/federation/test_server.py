@@ -19,10 +19,10 @@ from parties import (
 import discreet.federation.server
 from discreet.config import Data, Dropouts, Engine, Experiment
 from discreet.errors import ConfigError, RunAborted, RunFolderError, UserError
+from discreet.federation.kept import kept_model
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure, MemoryLink
 from discreet.federation.server import REHEARSED, TRUSTED
-from discreet.federation.site import kept_model
 from discreet.schemes import ConfinedGradientDescent, DPSignFed, FedAvg, Lossless
 from discreet.simulation import simulate
 
@@ -151,6 +151,24 @@ def test_metrics_say_what_passed_between_whom():
     assert sum(one["up"] for one in line["phases"]) == line["uplink_bytes"]
     assert sum(its["down"] for its in line["sites"].values()) == line["downlink_bytes"]
     assert line["failures"] == [] and line["attempts"] == 1
+
+
+def test_what_passes_before_the_first_round_and_after_the_last_is_in_the_result():
+    members, passed = parties(), []
+
+    def listening(site, message, answer):
+        reply = answer(message)
+        passed.append((link.exchanges, len(reply), len(message)))
+        return reply
+
+    link = MemoryLink({one.number: one for one in members}, listening)
+    found = run(experiment("fedavg"), members, link=link)
+    said = found.result["federation"]
+    for part, number in (("gathering", 1), ("end", link.exchanges)):
+        own = [(up, down) for exchange, up, down in passed if exchange == number]
+        assert [(its["up"], its["down"]) for its in said[part]["sites"].values()] == own
+        assert (said[part]["up"], said[part]["down"]) == tuple(map(sum, zip(*own, strict=True)))
+    assert said["session"] == 1
 
 
 def run_folder(path):

@@ -318,7 +318,8 @@ def test_answers_are_as_long_whatever_the_data(name):
     for shift in (0.0, 1.0):
         members = parties(partition)
         for one in members:
-            one.site.data = dataclasses.replace(one.site.data, load=partial(_shifted, one.site.data, shift))
+            own = one.site.holdings.data
+            one.site.holdings.data = dataclasses.replace(own, load=partial(_shifted, own, shift))
         lengths.append([])
 
         def noting(site, message, answer):

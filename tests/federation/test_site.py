@@ -12,6 +12,7 @@ from discreet.errors import LocalProtocolError, RemoteProtocolError
 from discreet.federation import parts
 from discreet.federation.budget import cost
 from discreet.federation.identity import Identity
+from discreet.federation.kept import kept_model
 from discreet.federation.limits import Limits
 from discreet.federation.parts import (
     ADDITIVE,
@@ -26,7 +27,6 @@ from discreet.federation.parts import (
     Work,
 )
 from discreet.federation.party import Facts, deployed, prepared, template, written
-from discreet.federation.site import kept_model
 from discreet.federation.state import SiteState
 from discreet.schemes import ConfinedGradientDescent, DPSignFed, FedAvg
 from discreet.wire import Envelope, Kind, Part
@@ -466,12 +466,12 @@ def test_a_failure_of_the_sites_own_says_no_more_than_that(error):
     server = begun(PLAIN)
     site = server.members[0]
     site.site._seat = None
-    site.site._own = None
+    site.site.holdings._own = None
 
     def broken():
         raise error("patient 4711 is missing")
 
-    site.site.data = dataclasses.replace(site.site.data, load=broken)
+    site.site.holdings.data = dataclasses.replace(site.site.holdings.data, load=broken)
     answer = server.ask(0, server.work(), round=1)
     assert cause(answer) == "internal"
     assert "4711" in str(site.refusals[-1])

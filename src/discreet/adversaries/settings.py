@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.errors import ConfigError
 from discreet.names import did_you_mean
 from discreet.randomness import SERVER, Seeded
@@ -74,7 +74,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 @plain("adversary.")
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Adversary:
     """Clients that are malicious in every round in which they take part.
 

@@ -24,13 +24,15 @@ from discreet.adversaries.settings import Adversary
 from discreet.audits.case import Audit, Case, Finding, Illustrated
 from discreet.data.partition import Partition
 from discreet.preparation import Federation
-from discreet.privacy.accounting import NOTHING, Spent, spent
+from discreet.privacy.accounting import Spent, spent
+from discreet.privacy.releases import NOTHING
 from discreet.randomness import SERVER
 from discreet.rounds import play_round
 from discreet.sampling import attend
-from discreet.schemes.base import RecordLevel, releases_a_round
 from discreet.schemes.dp_fedavg import ClippedModel
-from discreet.sums import Tally, answer
+from discreet.schemes.traits import RecordLevel, releases_a_round
+from discreet.sums import answer
+from discreet.tally import Tally
 
 SHARE, MOST = 0.5, 1000
 """The share of the clients that are canaries, and how many there are at most."""

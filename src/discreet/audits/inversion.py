@@ -21,10 +21,10 @@ from discreet.audits.case import Audit, Case, Finding, Illustrated
 from discreet.audits.perturbation import NOTHING
 from discreet.cohort import Examples
 from discreet.losses import cross_entropy, quadratic_cross_entropy, squared_error
+from discreet.optimizers import LocalTraining
 from discreet.preparation import Federation
 from discreet.sampling import attend
 from discreet.secure.ring import Ring
-from discreet.training import LocalTraining
 
 TARGETS, MIXTURES, MATCHED = 2, 64, 4
 """Single updates that are attacked; images that the first layer's rows may give of one, and that are matched to one."""

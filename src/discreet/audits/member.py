@@ -12,7 +12,8 @@ from discreet.audits.case import Audit, Case, Finding, Illustrated
 from discreet.audits.curves import curve, findings
 from discreet.audits.perturbation import NOTHING, as_they_come, disguised, regressed
 from discreet.preparation import Federation
-from discreet.schemes.base import Confined, GlobalModel
+from discreet.schemes.base import GlobalModel
+from discreet.schemes.traits import Confined
 
 
 def measure(case: Case) -> Sequence[Finding] | Illustrated:

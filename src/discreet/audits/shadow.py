@@ -21,8 +21,8 @@ from discreet.audits.case import Audit, Case, Finding, Illustrated
 from discreet.audits.curves import curve, findings
 from discreet.audits.member import fits, predictions
 from discreet.cohort import Examples
+from discreet.optimizers import LocalTraining
 from discreet.randomness import SERVER
-from discreet.training import LocalTraining
 
 SHADOWS, PASSES, LANES, MOST = 16, 60, 8, 5000
 """Shadow models; passes over the data that they take at most; how many are trained at once, at most; and examples of a

@@ -17,7 +17,8 @@ from discreet.audits.member import fits, promised
 from discreet.audits.perturbation import NOTHING, disguised, regressed
 from discreet.randomness import SERVER
 from discreet.schemes import Lossless
-from discreet.schemes.base import Confined, GlobalModel
+from discreet.schemes.base import GlobalModel
+from discreet.schemes.traits import Confined
 from discreet.secure.groups import lifted
 from discreet.view import Seen
 

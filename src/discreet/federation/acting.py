@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from discreet.config import Experiment
 from discreet.federation.home import Home
+from discreet.federation.journal import Journal
 from discreet.federation.resident import Acting, serve
 from discreet.preparation import prepare
 
@@ -23,8 +24,9 @@ def open_site(folder: Path) -> Acting:
     Raises:
         UserError: the folder is no site's, or something in it cannot be read.
     """
-    home = Home.open(folder)
-    return Acting(home.settings.number, partial(home.answer, home.site()), home.limits.largest_message)
+    home, journal = Home.open(folder), Journal()
+    answer = partial(home.answer, home.site(journal.note))
+    return Acting(home.settings.number, partial(journal.answered, answer), home.limits.largest_message)
 
 
 def act(folder: Path) -> None:
@@ -36,7 +38,7 @@ def act(folder: Path) -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGTERM, _end)
     try:
-        serve(folder, _opened, _log)
+        serve(folder, _opened)
     except KeyboardInterrupt:
         LOG.info("ends")
 
@@ -55,10 +57,6 @@ def _opened(folder: Path) -> Acting:
     one = open_site(folder)
     LOG.info("acts for site %d in %s", one.number, folder)
     return one
-
-
-def _log(message: bytes, answer: bytes, seconds: float) -> None:
-    LOG.info("%d bytes in, %d bytes out, %.3f s", len(message), len(answer), seconds)
 
 
 def _end(number: int, frame: object) -> NoReturn:

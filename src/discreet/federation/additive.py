@@ -115,7 +115,8 @@ def _read(game: Game, phase: Phase, ring: Ring, groups: int, holder: int, answer
         return unpack(ring, np.frombuffer(answer.body, np.uint8), length)
     except (RemoteProtocolError, ValueError) as error:
         field = error.field if isinstance(error, RemoteProtocolError) else "sum: malformed"
-        game.table.sites.failed(holder, phase.name, Failure("malformed", field), game.number)
+        failure = Failure("malformed", field)
+        game.table.sites.failed(holder, phase.name, failure, game.number, game.attempt)
         raise RoundAborted((), 1, f"{game.table.sites.name(holder)}: {field}") from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from discreet import flags
 from discreet.errors import ConfigError, MissingExtra
 from discreet.terminal import complain, free_folder, print_columns, print_result, round_bar
 
@@ -54,36 +54,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def federate(
-    experiment: Annotated[
-        str, typer.Argument(metavar="FILE.toml|PRESET", help="An experiment; discreet presets lists some.")
-    ],
+    experiment: flags.Experiment,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many sites.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key, as scheme.learning_rate=0.2; repeatable."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Run folder to write; runs/NAME, or the next free one, if not given."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run folder, from its last finished round.")
-    ] = False,
+    settings: flags.Settings = None,
+    out: flags.RunFolder = None,
+    resume: flags.Resume = False,
     rehearse: Annotated[
         bool,
         typer.Option("--rehearse", help="Draw all from the seed, as discreet run does: nothing is secret."),
     ] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print result.json on stdout, and nothing else.")
-    ] = False,
+    data_dir: flags.DataDir = None,
+    quiet: flags.Quiet = False,
+    as_json: flags.ResultAsJson = False,
 ) -> None:
     """Run a whole federation on this machine: a server and N sites as processes, over Flower and TLS."""
     _need_flower()
@@ -100,12 +82,16 @@ def federate(
         with to_stderr, round_bar(hidden=quiet or not sys.stderr.isatty()) as (_, on_round):
             result = local.federate(trial, on_round=on_round)
     except KeyboardInterrupt:
-        again = ["discreet", "federate", experiment, f"--nodes={nodes}"]
-        again += [f"--set={setting}" for setting in settings or ()]
-        again += ["--rehearse"] if rehearse else []
-        again += [f"--data-dir={data_dir}"] if data_dir else []
-        again += [f"--out={folder}", "--resume"]
-        complain(f"interrupted, finished rounds are kept; to go on: {shlex.join(again)}")
+        again = flags.resuming(
+            "federate",
+            experiment,
+            f"--nodes={nodes}",
+            settings=settings,
+            others=["--rehearse"] if rehearse else [],
+            data_dir=data_dir,
+            out=folder,
+        )
+        complain(f"interrupted, finished rounds are kept; to go on: {again}")
         raise SystemExit(130) from None
     except local.FederationFailed as error:
         complain(str(error))
@@ -192,9 +178,7 @@ def init(
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="What the source is asked for; repeatable."),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder where data sets are looked for first.")
-    ] = None,
+    data_dir: flags.DataDir = None,
     limits: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What the site allows, instead of little.")
     ] = None,

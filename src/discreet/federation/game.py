@@ -21,8 +21,10 @@ from discreet.federation.table import Table
 from discreet.federation.terms import how_summed
 from discreet.progress import Progress
 from discreet.rounds import Ask
-from discreet.schemes.base import Contribution, Narrowed, releases_a_round
-from discreet.sums import Received, Tally
+from discreet.schemes.base import Contribution
+from discreet.schemes.traits import Narrowed, releases_a_round
+from discreet.sums import Received
+from discreet.tally import Tally
 
 
 @dataclass(eq=False)

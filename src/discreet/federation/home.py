@@ -20,8 +20,8 @@ back: the site would answer a second time what it has answered. Without a state 
 from __future__ import annotations
 
 import hashlib
-import logging
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from discreet.federation.files import (
     replace,
     write_new,
 )
+from discreet.federation.holdings import OwnData
 from discreet.federation.identity import Identity
 from discreet.federation.keeping import (
     USUAL_DELTA,
@@ -47,13 +48,13 @@ from discreet.federation.keeping import (
     kept_runs,
     tensors_of,
 )
+from discreet.federation.kept import kept_model
 from discreet.federation.limits import Limits
 from discreet.federation.roster import Roster
 from discreet.federation.settings import SiteSettings
-from discreet.federation.site import OwnData, Site, kept_model
+from discreet.federation.site import Site
 from discreet.federation.spending import SpendingFile
-
-LOG = logging.getLogger(__name__)
+from discreet.federation.step import Step
 
 IDENTITY, SETTINGS, LIMITS, ROSTER = "identity.pem", "site.toml", "limits.toml", "roster.toml"
 LEDGER, STATE, RUNS = "ledger.jsonl", "state", "runs"
@@ -150,8 +151,12 @@ class Home:
         replace(self.folder / ROSTER, roster.to_toml().encode())
         return Home.open(self.folder)
 
-    def site(self) -> Site:
-        """The site, ready to answer."""
+    def site(self, on_step: Callable[[Step], None] = lambda step: None) -> Site:
+        """The site, ready to answer.
+
+        Args:
+            on_step: see `Site`.
+        """
         data = self.settings.data
         features = None if data.features is None else tuple(data.features)
         return Site(
@@ -163,7 +168,7 @@ class Home:
             data=OwnData(data.load, features) if data.own else None,
             data_dir=data.folder,
             device=self.settings.device,
-            on_refusal=lambda error: LOG.warning("%s", error),
+            on_step=on_step,
         )
 
     def answer(self, site: Site, message: bytes) -> bytes:

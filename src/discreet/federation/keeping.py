@@ -23,16 +23,16 @@ from discreet.errors import DataError
 from discreet.federation import files
 from discreet.federation.budget import cost
 from discreet.federation.export import Card, Cost
+from discreet.federation.kept import KeptModel
 from discreet.federation.limits import is_secure
 from discreet.federation.settings import SiteSettings
-from discreet.federation.site import KeptModel
 from discreet.federation.spending import Entry, unprotected
 from discreet.network import Network
 from discreet.privacy.accounting import adjacency_among
 from discreet.privacy.releases import NOTHING
 from discreet.results import versions
-from discreet.schemes.base import Confined, groups_of, protected_unit
 from discreet.schemes.references import Local
+from discreet.schemes.traits import Confined, groups_of, protected_unit
 
 MODEL, VECTOR = "model.safetensors", "parameters"
 USUAL_DELTA = 1e-5

@@ -7,24 +7,24 @@ import tomllib
 from typing import Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.config import Experiment
 from discreet.errors import ConfigError, DataError
 from discreet.federation.refusal import Refusal
 from discreet.names import did_you_mean
 from discreet.sampling import fixed_cohort
 from discreet.schemes import SCHEMES
-from discreet.schemes.base import groups_of
 from discreet.schemes.references import Local
+from discreet.schemes.traits import groups_of
 
 MEBIBYTE = 2**20
 
 
 @plain("limits.")
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Limits:
     """What a site's owner allows.
 

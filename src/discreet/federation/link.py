@@ -13,6 +13,13 @@ Cause = Literal["timeout", "unreachable", "crashed", "refused", "malformed"]
 Answer = Callable[[bytes], bytes]
 """A site as the link sees it: the reply to a message."""
 
+Heard = Callable[[int], None]
+"""Is told the number of a site whose reply has come."""
+
+
+def nobody(site: int) -> None:
+    """Does not listen."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -31,12 +38,15 @@ class Failure:
 class Link(Protocol):
     """What carries messages between the server and sites, which have the numbers 0 to N - 1."""
 
-    def exchange(self, messages: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Failure]:
+    def exchange(
+        self, messages: Mapping[int, bytes], seconds: float, heard: Heard = nobody
+    ) -> Mapping[int, bytes | Failure]:
         """Ask some sites, and wait until all have answered or the time is over.
 
         Args:
             messages: a request for each site that is asked, by its number.
             seconds: how long to wait.
+            heard: is told of each site whose reply comes, as soon as it is there.
 
         Returns:
             For each of them its reply, or why there is none, in rising order of the numbers.
@@ -88,10 +98,17 @@ class MemoryLink:
         self.absent: set[int] = set()
         self.exchanges = 0
 
-    def exchange(self, messages: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Failure]:
+    def exchange(
+        self, messages: Mapping[int, bytes], seconds: float, heard: Heard = nobody
+    ) -> Mapping[int, bytes | Failure]:
         """See `Link`; a site that raises one of our errors has crashed, and any other is a failure of the test."""
         self.exchanges += 1
-        return {site: self._asked(site, messages[site]) for site in sorted(messages)}
+        found: dict[int, bytes | Failure] = {}
+        for site in sorted(messages):
+            found[site] = reply = self._asked(site, messages[site])
+            if not isinstance(reply, Failure):
+                heard(site)
+        return found
 
     def present(self) -> frozenset[int]:
         """All sites but those in `absent`."""

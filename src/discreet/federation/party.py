@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet import preparation
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset
 from discreet.data.partition import Partition
+from discreet.dealing import load_data
 from discreet.errors import ConfigError, LocalProtocolError, UserError
 from discreet.federation.requests import MOST_EXAMPLES
-from discreet.preparation import Federation
+from discreet.preparation import Federation, prepare
 from discreet.randomness import Keyed, Seeded, SystemRandom
-from discreet.schemes.base import Narrowed
+from discreet.schemes.traits import Narrowed
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Facts:
     def sites(self) -> int:
         """How many there are."""
         return len(self.sizes) * max(1, len(self.columns))
+
+    def of_site(self, number: int) -> tuple[int, tuple[int, ...]]:
+        """How many examples a site holds, and which features; none where everybody has all."""
+        columns = max(1, len(self.columns))
+        return self.sizes[number // columns], self.columns[number % columns] if self.columns else ()
 
     @property
     def is_dealt_once(self) -> bool:
@@ -119,10 +124,10 @@ def prepared(
     """
     folder, own = None if data_dir is None else Path(data_dir), data is not None
     if data is None:
-        found = preparation.prepare(experiment, data_dir=folder)
+        found = prepare(experiment, data_dir=folder)
         if facts is None or Facts.of(found.partition) == facts:
             return found
-        data = preparation.load_data(experiment, folder)
+        data = load_data(experiment, folder)
     if (
         facts is None
     ):  # nobody has said yet who holds what: as many sites as are expected, each with all of it
@@ -130,7 +135,7 @@ def prepared(
         count = expected.rows * expected.columns if expected.partition == "grid" else expected.clients
         facts = Facts((min(len(data.train), MOST_EXAMPLES // count),) * count)
     partition = facts.partition(len(data.train))
-    found = preparation.prepare(experiment, data=data, partition=partition, keep=not own)
+    found = prepare(experiment, data=data, partition=partition, keep=not own)
     return replace(found, experiment=replace(found.experiment, given=[]))
 
 

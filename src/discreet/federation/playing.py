@@ -155,4 +155,4 @@ def _take(
 
 
 def _traffic(sites: Sites) -> tuple[int, int]:
-    return sum(its.up for its in sites.all.values()), sum(its.down for its in sites.all.values())
+    return sum(one.up for one in sites.passed), sum(one.down for one in sites.passed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-from discreet.errors import DiscreetError
+from discreet.errors import DiscreetError, LocalProtocolError
 
 Cause: TypeAlias = Literal[
     "stale", "replayed", "state-missing", "limits", "budget", "scheme", "data", "malformed", "internal"
@@ -36,3 +36,19 @@ class Refusal(DiscreetError):
     def __init__(self, cause: Cause, text: str) -> None:
         self.cause, self.text = cause, text
         super().__init__(f"refused ({cause}): {text}")
+
+
+def require(cause: Cause, holds: bool, text: str) -> None:
+    """Refuse, unless something holds."""
+    if not holds:
+        raise Refusal(cause, text)
+
+
+def check_request(holds: bool, what: str) -> None:
+    """Refuse a request that makes no sense.
+
+    Raises:
+        LocalProtocolError: something does not hold.
+    """
+    if not holds:
+        raise LocalProtocolError(what)

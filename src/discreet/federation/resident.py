@@ -11,12 +11,13 @@ This module is what the relay imports for every message: it loads nothing heavy.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -34,9 +35,12 @@ CAUSES = ("malformed", "crashed", "unreachable")
 LARGEST = 1 << 31
 """Bytes that a body may have, whatever the site's limits say."""
 
+PATIENCE, PACE = 60.0, 1 << 24
+"""Seconds that a relay has for a frame, and bytes of it that are worth one more: at no time may another wait longer."""
+
 HEAD = struct.Struct(">cQ")
 
-Step: TypeAlias = Callable[[bytes], bytes]
+LOG = logging.getLogger(__name__)
 
 
 class NoAnswer(DiscreetError):
@@ -66,7 +70,7 @@ class Acting:
     """
 
     number: int
-    step: Step
+    step: Callable[[bytes], bytes]
     largest: int = LARGEST
 
 
@@ -92,7 +96,7 @@ def ask(folder: Path, kind: bytes, body: bytes, seconds: float, opener: Opener) 
     """
     end = time.monotonic() + seconds
     while True:
-        with suppress(FileNotFoundError, ConnectionRefusedError):
+        with suppress(OSError):  # nobody listens, or too many are waiting
             return _ask_resident(folder, kind, body, max(0.1, end - time.monotonic()))
         try:
             with acting(folder):
@@ -105,25 +109,27 @@ def ask(folder: Path, kind: bytes, body: bytes, seconds: float, opener: Opener) 
         time.sleep(0.1)
 
 
-def serve(folder: Path, opener: Opener, on_message: Callable[[bytes, bytes, float], None]) -> None:
-    """Act for a site until a signal ends it.
+def serve(folder: Path, opener: Opener) -> None:
+    """Act for a site until a signal ends it: one message after another.
+
+    A relay that acts for the site just now may end what it does; for a minute it is waited for.
 
     Args:
         folder: the site's.
         opener: loads the site.
-        on_message: called with every message, its answer and the seconds between them.
 
     Raises:
         Busy: another process acts for the site.
         UserError: the folder is no site's.
     """
-    with acting(folder):
+    with ExitStack() as held:
+        _take_over(folder, held)
         one = opener(folder)
         with _listening(folder) as listener:
             while True:
                 asked, _ = listener.accept()
-                with asked, suppress(OSError):  # a relay that has gone
-                    _serve_one(asked, one, on_message)
+                with asked:
+                    _serve_one(asked, one)
 
 
 @contextmanager
@@ -146,6 +152,27 @@ def acting(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _take_over(folder: Path, held: ExitStack) -> None:
+    """Become the one process that acts for a site, unless another one listens, or does not end."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            held.enter_context(acting(folder))
+            return
+        except Busy:
+            if time.monotonic() > end or _listens(folder):
+                raise
+        time.sleep(0.05)
+
+
+def _listens(folder: Path) -> bool:
+    with _short(folder) as place, socket.socket(socket.AF_UNIX) as asked, suppress(OSError):
+        asked.settimeout(1.0)
+        asked.connect(f"{place}/{SOCKET}")
+        return True
+    return False
 
 
 @contextmanager
@@ -185,11 +212,12 @@ def _short(folder: Path) -> Iterator[str]:
 
 def _ask_resident(folder: Path, kind: bytes, body: bytes, seconds: float) -> bytes:
     with _short(folder) as place, socket.socket(socket.AF_UNIX) as asked:
+        end = time.monotonic() + seconds
         asked.settimeout(seconds)
         asked.connect(f"{place}/{SOCKET}")
         try:
-            _send(asked, kind, body)
-            what, answer = _receive(asked, LARGEST)
+            _send(asked, kind, body, seconds)
+            what, answer = _receive(asked, LARGEST, end - time.monotonic())
         except (OSError, EOFError, ValueError):
             raise NoAnswer("crashed") from None
     if what == DONE:
@@ -197,26 +225,28 @@ def _ask_resident(folder: Path, kind: bytes, body: bytes, seconds: float) -> byt
     raise NoAnswer("malformed" if answer == b"malformed" else "crashed")
 
 
-def _serve_one(asked: socket.socket, one: Acting, on_message: Callable[[bytes, bytes, float], None]) -> None:
-    asked.settimeout(60.0)  # a relay that hangs must not hold up the next
+def _serve_one(asked: socket.socket, one: Acting) -> None:
     try:
-        kind, body = _receive(asked, one.largest)
-    except (EOFError, ValueError):
-        _send(asked, FAILED, b"malformed")
+        kind, body = _receive(asked, one.largest, PATIENCE)
+    except OSError as error:  # it was too slow, or has gone
+        LOG.warning("a relay is cut off before its message is there: %s", error)
         return
-    begun = time.monotonic()
+    except (EOFError, ValueError) as error:
+        LOG.warning("a relay has sent no message: %s", error)
+        what, answer = FAILED, b"malformed"
+    else:
+        try:
+            what, answer = DONE, _answered(one, kind, body)
+        except NoAnswer as error:
+            what, answer = FAILED, error.cause.encode()
+        except BaseException:
+            with suppress(OSError):  # a relay that has gone must not hide why
+                _send(asked, FAILED, b"crashed", PATIENCE)
+            raise
     try:
-        answer = _answered(one, kind, body)
-    except NoAnswer as error:
-        _send(asked, FAILED, error.cause.encode())
-        return
-    except BaseException:
-        with suppress(OSError):  # a relay that has gone must not hide why
-            _send(asked, FAILED, b"crashed")
-        raise
-    if kind == STEP:
-        on_message(body, answer, time.monotonic() - begun)
-    _send(asked, DONE, answer)
+        _send(asked, what, answer, PATIENCE)
+    except OSError as error:
+        LOG.warning("a relay has not taken its answer: %s", error)
 
 
 def _answered(one: Acting, kind: bytes, body: bytes) -> bytes:
@@ -230,30 +260,38 @@ def _answered(one: Acting, kind: bytes, body: bytes) -> bytes:
         raise NoAnswer("malformed") from None
 
 
-def _send(to: socket.socket, kind: bytes, body: bytes) -> None:
+def _send(to: socket.socket, kind: bytes, body: bytes, seconds: float) -> None:
+    """Send a frame, which has so many seconds, and more by its size, to be taken."""
+    to.settimeout(seconds + len(body) / PACE)
     to.sendall(HEAD.pack(kind, len(body)))
     if body:  # a peer that has read all of an empty one may be gone
         to.sendall(body)
 
 
-def _receive(asked: socket.socket, largest: int) -> tuple[bytes, bytes]:
-    """A frame.
+def _receive(asked: socket.socket, largest: int, seconds: float) -> tuple[bytes, bytes]:
+    """A frame, which has so many seconds, and more by what has come of it.
 
     Raises:
         EOFError: it ends before its end.
         ValueError: it is larger than allowed.
+        TimeoutError: it does not come in time.
     """
-    kind, length = HEAD.unpack(_exactly(asked, HEAD.size))
+    end = time.monotonic() + seconds
+    kind, length = HEAD.unpack(_exactly(asked, HEAD.size, end))
     if length > largest:
         raise ValueError(f"{length} bytes: expected {largest} at most")
-    return kind, _exactly(asked, length)
+    return kind, _exactly(asked, length, end)
 
 
-def _exactly(asked: socket.socket, length: int) -> bytes:
-    found = bytearray()  # it grows with what arrives, not with what was announced
+def _exactly(asked: socket.socket, length: int, end: float) -> bytes:
+    found = bytearray()  # it grows with what arrives, not with what was announced; so does the time it has
     while len(found) < length:
+        left = end + len(found) / PACE - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        asked.settimeout(left)
         part = asked.recv(min(1 << 20, length - len(found)))
         if not part:
-            raise EOFError
+            raise EOFError("it ends before its end")
         found += part
     return bytes(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.errors import ConfigError, LocalProtocolError
+from discreet.errors import LocalProtocolError
 from discreet.evaluation import evaluate
 from discreet.federation.budget import charge
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
+from discreet.federation.masker import Masker
 from discreet.federation.parts import (
     ADDITIVE,
     IN_CLEAR,
@@ -26,23 +26,22 @@ from discreet.federation.parts import (
     Evaluate,
     Evaluated,
     Holding,
-    Masked,
     Masking,
     Told,
     Work,
 )
 from discreet.federation.party import as_bytes, as_tensor, read, template
-from discreet.federation.refusal import Refusal
+from discreet.federation.refusal import Refusal, check_request
 from discreet.federation.shares import Shares
 from discreet.federation.spending import Spending
-from discreet.federation.state import Place, RunState, SumState
-from discreet.federation.terms import ALL_NEIGHBOURS, how_summed, masking_terms
+from discreet.federation.state import Place, RunState
+from discreet.federation.terms import how_summed
 from discreet.preparation import Federation
 from discreet.randomness import Seeded, SystemRandom
-from discreet.schemes.base import Contribution, Kept, Narrowed, Phase, Total
+from discreet.schemes.base import Contribution, Phase, Total
 from discreet.schemes.references import Local
+from discreet.schemes.traits import Kept, Narrowed
 from discreet.secure.groups import encode, zeros
-from discreet.secure.masking import STAGES, MaskingClient, MaskingTerms, Stage
 from discreet.secure.masking.keys import KeyPair
 from discreet.secure.ring import Ring
 from discreet.wire import Envelope
@@ -87,8 +86,11 @@ class Seat:
         return max(1, len(self.begin.columns))
 
     @cached_property
-    def _roster(self) -> dict[int, bytes]:
-        return {number: member.identity for number, member in enumerate(self.begin.members)}
+    def _masker(self) -> Masker:
+        members = tuple(member.identity for member in self.begin.members)
+        return Masker(
+            self.number, self.identity, self.limits, self.secrets, self.federation, members, self.agreed
+        )
 
     # ---- contributing
 
@@ -107,11 +109,11 @@ class Seat:
         phases = scheme.phases(task)
         phase, how = self._phase(phases, part.phase)
         place = Place(envelope.session, envelope.round, envelope.attempt, 2 * part.phase)
-        _check(part.how == how, "how: not as the experiment says")
-        _check(envelope.round >= 1, "round: there is none")
+        check_request(part.how == how, "how: not as the experiment says")
+        check_request(envelope.round >= 1, "round: there is none")
         _check_forward(run, place, goes_on=part.phase > 0)
         self._check_drawn(part.drawn, phase)
-        sum_state = self._masked_sum(run, envelope, part) if how == MASKED else None
+        sum_state = self._masker.awaits(run, envelope, part) if how == MASKED else None
         if how == ADDITIVE:
             self._check_holders(part.holders)
         body = run.payload if part.phase else part.payload
@@ -135,7 +137,7 @@ class Seat:
             return Contributed(counts, encode(phase.group, elements).tobytes()), run, told
         vector = _ring(phase).reduce(given.elements.cpu().numpy()[0])
         if sum_state is not None:
-            answer, run = self._stepped(
+            answer, run = self._masker.stepped(
                 run, envelope, sum_state, lambda client: client.mask(part.delivered, vector)
             )
             return answer, run, told
@@ -167,14 +169,14 @@ class Seat:
         return self.begin.sizes[self.number // self._columns]
 
     def _phase(self, phases: tuple[Phase, ...], number: int) -> tuple[Phase, int]:
-        _check(number < len(phases), "phase: there is no such")
+        check_request(number < len(phases), "phase: there is no such")
         return phases[number], how_summed(self.federation.experiment, phases[number])
 
     def _check_drawn(self, drawn: int, phase: Phase) -> None:
         """Refuse to make its share of noise smaller than it can rightly be, or to be one of too few."""
         promise = self.federation.task.promise
         most = self._sites if promise is None else min(self._sites, promise.largest_cohort)
-        _check(1 <= drawn <= most, "drawn: cannot be")
+        check_request(1 <= drawn <= most, "drawn: cannot be")
         if not isinstance(self.federation.scheme, Local):  # which sends nothing
             # the sums of a grid's columns are each over one site of a row
             self.limits.check_cohort(drawn // self._columns if phase.scope == "column" else drawn)
@@ -199,7 +201,7 @@ class Seat:
         self, run: RunState, envelope: Envelope, part: Work, phases: tuple[Phase, ...]
     ) -> tuple[Total, ...]:
         """The site's own part of the totals of the round's earlier phases."""
-        _check(len(part.received) == part.phase, "received: not one for each earlier phase")
+        check_request(len(part.received) == part.phase, "received: not one for each earlier phase")
         found = []
         for number, body in enumerate(part.received):
             phase, how = self._phase(phases, number)
@@ -207,72 +209,13 @@ class Seat:
                 values = self._shares(run, envelope, number, phase, part.drawn).row_total(run.holders, body)
             else:
                 values = as_tensor(body, zeros(phase.group, (0,)).dtype)
-            _check(len(values) == phase.length, "received: of another length")
+            check_request(len(values) == phase.length, "received: of another length")
             found.append(Total(values if phase.scope == "all" else values[None], part.drawn))
         return tuple(found)
 
-    # ---- masked sums
-
     def masking(self, run: RunState, envelope: Envelope, part: Masking) -> tuple[Answered, RunState]:
         """A stage of a masked sum, but for that of the masked inputs; the errors are those of `work`."""
-        stage = STAGES[part.stage]
-        _check(stage is not Stage.MASK, "stage: masked inputs come with work")
-        if stage is Stage.ADVERTISE:
-            _check(not part.message, "message: there is none to the first stage")
-            _check(part.round in (envelope.round, envelope.round + 1), "round: neither this one nor the next")
-            _check(self.number in part.cohort and max(part.cohort) < self._sites, "cohort: cannot be")
-            self.limits.check_cohort(len(part.cohort))
-            fresh = SumState(part.serial, part.round, part.cohort, part.nonce, b"")
-            client = MaskingClient.start(
-                self._terms(envelope, fresh),
-                self.number,
-                self.secrets,
-                identity=self.identity.private,
-                roster=self._roster,
-            )
-            answer = Masked(client.advertise())
-            return answer, run.with_sum(replace(fresh, client=client.state_bytes()))
-        there = _sum(run, part.serial)
-        if stage is Stage.SHARE:
-            return self._stepped(run, envelope, there, lambda client: client.share_keys(part.message))
-        return self._stepped(run, envelope, there, lambda client: client.unmask(part.message))
-
-    def _stepped(
-        self, run: RunState, envelope: Envelope, there: SumState, step: Callable[[MaskingClient], bytes]
-    ) -> tuple[Answered, RunState]:
-        """One step of a client, and where it then stands."""
-        terms = self._terms(envelope, there)
-        client = MaskingClient.restore(there.client, terms, roster=self._roster)
-        answer = Masked(step(client))
-        return answer, run.with_sum(replace(there, client=client.state_bytes()))
-
-    def _terms(self, envelope: Envelope, there: SumState) -> MaskingTerms:
-        try:
-            terms = masking_terms(
-                self.federation,
-                envelope.run,
-                self.agreed,
-                envelope.session,
-                there.serial,
-                there.round,
-                there.cohort,
-                there.nonce,
-            )
-        except ConfigError as error:
-            raise Refusal("limits", f"a masked sum of {len(there.cohort)} sites: {error}") from None
-        # with some neighbours alone nobody sees whether more than the threshold, and their noise, are in the sum
-        if not terms.complete and (
-            self.limits.epsilon is not None or terms.threshold < self.limits.minimum_cohort
-        ):
-            cause = f"a masked sum of {len(there.cohort)} sites: expected {ALL_NEIGHBOURS} at most"
-            raise Refusal("limits", cause)
-        return terms
-
-    def _masked_sum(self, run: RunState, envelope: Envelope, part: Work) -> SumState:
-        there = _sum(run, part.serial)
-        _check(there.round == envelope.round, "serial: of another round's sum")
-        _check(len(there.cohort) == part.drawn, "drawn: not the size of the cohort")
-        return there
+        return self._masker.stage(run, envelope, part)
 
     # ---- additive sharing
 
@@ -290,7 +233,7 @@ class Seat:
         )
 
     def _check_holders(self, holders: tuple[int, ...]) -> None:
-        _check(
+        check_request(
             len(set(holders)) == len(holders) == self.federation.experiment.share_holders
             and max(holders) < self._sites,
             "holders: not as the experiment says",
@@ -300,12 +243,12 @@ class Seat:
         """Add up the shares that this site holds, once for each sum; the errors are those of `work`."""
         phases = self.federation.scheme.phases(self.federation.task)
         phase, how = self._phase(phases, part.phase)
-        _check(how == ADDITIVE, "holding: there are no shares of this phase")
+        check_request(how == ADDITIVE, "holding: there are no shares of this phase")
         place = Place(envelope.session, envelope.round, envelope.attempt, 2 * part.phase + 1)
         _check_forward(run, place, goes_on=False)
         senders = np.array(part.senders, dtype=np.int64)
         rising = len(senders) > 0 and (np.diff(senders) > 0).all() and senders[-1] < self._sites
-        _check(bool(rising) and len(part.sealed) == len(senders), "senders: cannot be")
+        check_request(bool(rising) and len(part.sealed) == len(senders), "senders: cannot be")
         rows, columns = senders // self._columns, senders % self._columns
         groups = {"all": columns * 0, "row": rows, "column": columns}[phase.scope]
         count = {"all": 1, "row": len(self.begin.sizes), "column": self._columns}[phase.scope]
@@ -324,7 +267,7 @@ class Seat:
         fewest = int(counts[counts > 0].min())
         if phase.scope == "row":  # whose total is for the row alone
             self.limits.check_cohort(len(groups))
-            _check(fewest == self._columns, "senders: a row without one of its sites")
+            check_request(fewest == self._columns, "senders: a row without one of its sites")
             return
         self.limits.check_cohort(fewest)
         if fewest < 2:
@@ -371,24 +314,12 @@ class Seat:
         return answer, replace(run, judged=envelope.round + 1)
 
 
-def _check(holds: bool, what: str) -> None:
-    if not holds:
-        raise LocalProtocolError(what)
-
-
 def _check_forward(run: RunState, place: Place, *, goes_on: bool) -> None:
     """Refuse to do a thing twice, or what comes after another of the same round where that is missing."""
     if place <= run.place:
         raise Refusal("stale", "it is done, or over")
     if goes_on and run.worked != replace(place, step=place.step - 2):
         raise Refusal("stale", "the round's earlier phases are missing")
-
-
-def _sum(run: RunState, serial: int) -> SumState:
-    found = next((one for one in run.sums if one.serial == serial), None)
-    if found is None:
-        raise Refusal("stale", "no such masked sum is going on")
-    return found
 
 
 def _ring(phase: Phase) -> Ring:

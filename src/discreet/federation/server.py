@@ -8,6 +8,7 @@ is in the ledger, on the disk, before it is.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from discreet.federation.roster import Roster
 from discreet.federation.spending import MemorySpending, Spending, SpendingFile
 from discreet.federation.standing import Plan, Sites
 from discreet.federation.table import PATIENT, Deadlines, Table
+from discreet.federation.traffic import in_all
 from discreet.preparation import Federation
 from discreet.progress import (
     Metrics,
@@ -44,11 +46,13 @@ from discreet.randomness import Seeded, SystemRandom
 from discreet.results import Run, so_far, summarise
 from discreet.runs import PARTICIPANTS, RunFolder, check_out, open_run
 from discreet.sampling import sample
-from discreet.schemes.base import Narrowed
 from discreet.schemes.references import Local
+from discreet.schemes.traits import Narrowed
 from discreet.simulation import workers
-from discreet.sums import check_releases
+from discreet.tolerance import check_releases
 from discreet.wire import MOST_SITES, RUN_BYTES
+
+LOG = logging.getLogger(__name__)
 
 LEDGER = "ledger.jsonl"
 
@@ -109,8 +113,10 @@ def federate(
     opened = nullcontext() if out is None else open_run(Path(out), federation.experiment, resume=resume)
     with opened as folder, workers(federation.experiment) as parallel:
         named = _named(folder, federation.experiment, rehearse)
+        LOG.info("run %s, session %d: %d sites are expected", named.run.hex(), named.session, count)
         met = Sites(link, identity, roster, named.run, named.session, hello)
         met.gather(deadlines.gathering)
+        gathering = in_all(met.passed)
         met.missed.clear()
         facts = met.gathered()
         federation = _with_facts(federation, facts, data, data_dir)
@@ -142,9 +148,15 @@ def federate(
                 folder.save(checkpoint(federation, progress))
             if on_round:
                 on_round(metrics, federation.experiment.rounds)
+        met.passed.clear()
         course.end(progress)
         result = summarise(federation, history, progress.best, progress.ledger, parallel, simulated=rehearse)
         result["notes"] += [REHEARSED] * rehearse + [TRUSTED] * (roster is None)
+        result["federation"] = {
+            "session": named.session,
+            "gathering": gathering,
+            "end": in_all(met.passed),
+        }
         if folder:
             folder.finish(result)
     vector = federation.scheme.vector(progress.state)
@@ -185,19 +197,24 @@ class Course:
         sites = self.table.sites
         sites.missed.clear()
         sites.passed.clear()
-        before = {site: (its.up, its.down) for site, its in sites.all.items()}
         played, tried = self._played(progress)
         federation = self.table.federation
         after, metrics = settled(federation, progress, played, self.judged, self.parallel)
         metrics |= {
             "attempts": tried,
             "failures": [one.to_facts() for one in sites.missed],
-            "phases": [vars(one).copy() for one in sites.passed],
-            "sites": {
-                str(site): {"up": its.up - before[site][0], "down": its.down - before[site][1]}
-                for site, its in sites.all.items()
-            },
+            "phases": [one.to_facts() for one in sites.passed],
+            "sites": in_all(sites.passed)["sites"],
         }
+        LOG.info(
+            "round %d: %d sites, %d attempts, %.3f s, %d bytes up, %d bytes down",
+            metrics["round"],
+            metrics["participants"],
+            tried,
+            metrics["seconds"],
+            metrics["uplink_bytes"],
+            metrics["downlink_bytes"],
+        )
         return after, metrics
 
     def _played(self, progress: Progress) -> tuple[Outcome, int]:

@@ -9,10 +9,10 @@ import tomllib
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.data import sources
 from discreet.data.checks import check_dataset
 from discreet.data.dataset import Dataset
@@ -21,13 +21,11 @@ from discreet.federation.roster import check_name
 from discreet.names import did_you_mean
 from discreet.probe import users_code
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
-
 EXPERIMENT = "experiment"
 
 
 @plain("data.")
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SiteData:
     """Where a site's examples come from.
 
@@ -100,7 +98,7 @@ class SiteData:
 
 
 @plain("site.")
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SiteSettings:
     """Which site a folder is, and where its data comes from.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from discreet.config import Experiment, from_table, parse
-from discreet.data.dataset import Dataset
 from discreet.errors import (
     DataError,
     DiscreetError,
@@ -21,25 +19,18 @@ from discreet.errors import (
     UserError,
 )
 from discreet.federation import parts
+from discreet.federation.holdings import Holdings, OwnData
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
 from discreet.federation.parts import Answered, Asked, Begin, End, Evaluate, Hello, Holding, Masking, Work
-from discreet.federation.party import (
-    Facts,
-    as_bytes,
-    as_tensor,
-    check_playable,
-    facts_of,
-    prepared,
-    with_streams,
-)
-from discreet.federation.refusal import Cause, Refusal
+from discreet.federation.party import Facts, as_bytes, check_playable, facts_of, with_streams
+from discreet.federation.refusal import Cause, Refusal, require
 from discreet.federation.roster import Roster
 from discreet.federation.seat import Seat
 from discreet.federation.spending import Spending
 from discreet.federation.state import MOST_RUNS, Mark, RunState, SiteState
+from discreet.federation.step import Step
 from discreet.federation.terms import agreement
-from discreet.preparation import Federation
 from discreet.randomness import Keyed, Seeded, SystemRandom
 from discreet.secure.masking.keys import public_key
 from discreet.wire import KEY_BYTES, RUN_BYTES, Envelope, Kind, Part, verify
@@ -59,35 +50,6 @@ FAILS = (
 """What training on strange numbers, or the owner's own code, may raise."""
 
 
-@dataclass(frozen=True, eq=False)
-class OwnData:
-    """A site's data, where it is not that of the experiment.
-
-    Attributes:
-        load: gives the data set: its training examples are the site's own, its test examples judge models.
-        features: which input features the site holds, of data split by columns; None for all.
-    """
-
-    load: Callable[[], Dataset]
-    features: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class KeptModel:
-    """What a site keeps of a run for itself.
-
-    Attributes:
-        vector: the model's parameters, shape (n,); None before the end, and where the scheme gives it no model.
-        experiment: what ran, as TOML.
-        facts: what a model card says: ``run`` (hexadecimal), ``number`` (only if asked), ``sites``, ``rounds`` that
-            were played, ``examples`` of each row.
-    """
-
-    vector: Tensor | None
-    experiment: str
-    facts: Mapping[str, Any]
-
-
 class Site:
     """One site of a federation.
 
@@ -100,7 +62,7 @@ class Site:
         data: its own; None for the part of the experiment's data that has its number.
         data_dir: where the experiment's data is looked for first.
         device: where it trains.
-        on_refusal: is told why the site refused; only its owner is to read that.
+        on_step: is told what each message asked and what became of it; only the site's owner is to read that.
     """
 
     def __init__(
@@ -114,13 +76,11 @@ class Site:
         data: OwnData | None = None,
         data_dir: str | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
-        on_refusal: Callable[[Exception], None] = lambda error: None,
+        on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self.number, self.identity, self.limits, self.spending = number, identity, limits, spending
-        self.roster, self.data, self.data_dir, self.device = roster, data, data_dir, device
-        self._on_refusal = on_refusal
-        self._own: Dataset | None = None
-        self._prepared: tuple[str, Federation] | None = None
+        self.roster, self.device, self.holdings = roster, device, Holdings(number, data, data_dir)
+        self._on_step = on_step
         self._seat: tuple[tuple[bytes, str, bytes], Seat] | None = None
 
     def step(self, state: bytes, message: bytes) -> tuple[bytes, bytes]:
@@ -142,31 +102,33 @@ class Site:
         envelope = self._read(known, message)
         mark = known.mark(envelope.run)
         if mark is not None and (envelope.session, envelope.sequence) <= (mark.session, mark.sequence):
-            return state, self._reply(envelope, [self._refused("replayed").part])
+            seen = Refusal("replayed", "this message, or a later one, was answered")
+            return state, self._turned_away(envelope, seen)
         if mark is None and len(known.marks) >= MOST_RUNS:
             full = Refusal("limits", f"{MOST_RUNS} runs are remembered: forget them to join others")
-            self._on_refusal(full)
-            return state, self._reply(envelope, [self._refused("limits").part])
+            return state, self._turned_away(envelope, full)
+        unread: LocalProtocolError | None = None
         try:
             wanted = [parts.asked(part) for part in envelope.parts]
         except LocalProtocolError as error:
-            self._on_refusal(error)
-            wanted = []
+            wanted, unread = [], error
         server = mark.server if mark is not None else self._introduced(wanted)
         if server is None:
             raise RemoteProtocolError("server", envelope.round, "parts: no introduction")
         known = known.marked(Mark(envelope.run, server, envelope.session, envelope.sequence))
-        if not wanted:
-            return known.to_bytes(), self._reply(envelope, [self._refused("malformed").part])
+        if unread is not None:
+            return known.to_bytes(), self._turned_away(envelope, unread)
         answers: list[Part] = []
+        refused: list[tuple[Cause, Exception]] = []
         told: Part | None = None
         for one in wanted:
-            answer, known, more = self._answered(known, envelope, one)
+            answer, known, more = self._answered(known, envelope, one, refused)
             answers.append(answer.part)
             told = told if more is None else more
         run = known.run
         if told is not None and run is not None and run.rehearse:
             answers.append(told)
+        self._on_step(Step(envelope, tuple(wanted), tuple(refused)))
         return known.to_bytes(), self._reply(envelope, answers)
 
     # ---- messages
@@ -198,21 +160,28 @@ class Site:
     def _refused(self, cause: Cause) -> parts.Refused:
         return parts.Refused.because(self.identity.public, cause)
 
+    def _turned_away(self, envelope: Envelope, error: ProtocolError | Refusal) -> bytes:
+        """The reply to a message whose parts are not looked at."""
+        cause = _cause(error, False)
+        self._on_step(Step(envelope, (), ((cause, error),)))
+        return self._reply(envelope, [self._refused(cause).part])
+
     def _answered(
-        self, known: SiteState, envelope: Envelope, one: Asked
+        self, known: SiteState, envelope: Envelope, one: Asked, refused: list[tuple[Cause, Exception]]
     ) -> tuple[Answered, SiteState, Part | None]:
-        """The answer to one part, the state after it, and what is told in a rehearsal.
+        """The answer to one part, the state after it, and what is told in a rehearsal; a refusal is noted.
 
         A part that is refused leaves the state as it was, but that a masked sum which went wrong is over.
         """
         try:
             return self._done(known, envelope, one)
         except (DiscreetError, *FAILS) as error:
-            self._on_refusal(error)
+            cause = _cause(error, isinstance(one, Hello | Begin))
+            refused.append((cause, error))
             broken = isinstance(error, RemoteProtocolError | RoundAborted)
             if broken and known.run is not None and isinstance(one, Work | Masking):
                 known = known.running(known.run.without_sum(one.serial))
-            return self._refused(_cause(error, isinstance(one, Hello | Begin))), known, None
+            return self._refused(cause), known, None
 
     def _done(
         self, known: SiteState, envelope: Envelope, one: Asked
@@ -250,13 +219,13 @@ class Site:
     def _welcome(self, known: SiteState, envelope: Envelope, one: Hello) -> tuple[Answered, SiteState]:
         """Look at a run, and say who this site is."""
         if self.roster is not None:
-            _require("limits", one.identity == self.roster.server, "another server than that of the roster")
-            _require("limits", one.sites == len(self.roster), "another number of sites than in the roster")
-        _require("data", self.number < one.sites, "the site's number is not among the sites")
+            require("limits", one.identity == self.roster.server, "another server than that of the roster")
+            require("limits", one.sites == len(self.roster), "another number of sites than in the roster")
+        require("data", self.number < one.sites, "the site's number is not among the sites")
         experiment = self._experiment(one.experiment)
         check_playable(experiment)
         self._check_allowed(experiment, one.sites, one.rehearse)
-        examples, features = self._held(experiment, one.experiment, one.sites)
+        examples, features = self.holdings.of(experiment, one.experiment, one.sites)
         run = known.run
         if run is None or run.run != envelope.run:
             run = self._started(envelope.run, experiment, one)
@@ -276,7 +245,7 @@ class Site:
         return answer, known.running(replace(run, sums=()))
 
     def _check_allowed(self, experiment: Experiment, sites: int, rehearse: bool, columns: int = 1) -> None:
-        own = self.data is not None
+        own = self.holdings.data is not None
         self.limits.check(experiment, sites, rehearse=rehearse, own_data=own, columns=columns)
 
     def _again(self, run: RunState, experiment: Experiment, one: Hello) -> RunState:
@@ -284,7 +253,7 @@ class Site:
         before = self._experiment(run.experiment)
         same = (run.rehearse, run.sites) == (one.rehearse, one.sites)
         same &= replace(before, rounds=experiment.rounds) == experiment and before.rounds <= experiment.rounds
-        _require("malformed", same, "another experiment than this run began with")
+        require("malformed", same, "another experiment than this run began with")
         return replace(run, experiment=one.experiment)
 
     def _experiment(self, text: str) -> Experiment:
@@ -297,27 +266,6 @@ class Site:
         words = secrets.words(0, self.number, "site keys", 8).astype("<u8").tobytes()
         return RunState(run, one.rehearse, one.sites, one.experiment, words[:KEY_BYTES], words[KEY_BYTES:])
 
-    def _held(self, experiment: Experiment, text: str, sites: int) -> tuple[int, tuple[int, ...]]:
-        """How many examples the site holds, and which features."""
-        if self.data is not None:
-            return len(self._loaded(self.data).train), self.data.features or ()
-        found = self._of_the_experiment(experiment, text)
-        _require("data", found.partition.clients == sites, "the experiment's data is dealt to others")
-        facts = Facts.of(found.partition)
-        columns = max(1, len(facts.columns))
-        features = facts.columns[self.number % columns] if facts.columns else ()
-        return facts.sizes[self.number // columns], features
-
-    def _loaded(self, data: OwnData) -> Dataset:
-        if self._own is None:
-            self._own = data.load()
-        return self._own
-
-    def _of_the_experiment(self, experiment: Experiment, text: str) -> Federation:
-        if self._prepared is None or self._prepared[0] != text:
-            self._prepared = (text, prepared(experiment, None, None, self.data_dir))
-        return self._prepared[1]
-
     def _begin(self, run: RunState, one: Begin) -> RunState:
         """Check what is said of everybody, and build what the rounds need."""
         if run.begun and Begin.from_bytes(run.begun).lasting != one.lasting:
@@ -328,22 +276,20 @@ class Site:
 
     def _check_members(self, run: RunState, one: Begin, facts: Facts) -> None:
         """Refuse sites that are not who they must be, or that make no grid."""
-        _require("malformed", len(one.members) == run.sites == facts.sites, "not as many sites as there are")
-        _require("malformed", facts.is_dealt_once, "columns do not hold each feature once")
+        require("malformed", len(one.members) == run.sites == facts.sites, "not as many sites as there are")
+        require("malformed", facts.is_dealt_once, "columns do not hold each feature once")
         for number, member in enumerate(one.members):
             known = member.identity if self.roster is None else self.roster.public(number)
-            _require("malformed", member.identity == known, f"site {number} is another in the roster")
+            require("malformed", member.identity == known, f"site {number} is another in the roster")
             vouched = parts.vouching(run.run, number, member.share_key)
-            _require(
+            require(
                 "malformed",
                 verify(member.identity, vouched, member.vouched),
                 f"site {number} did not sign its share key",
             )
         own = one.members[self.number]
-        _require("malformed", own.identity == self.identity.public, "this site's key is another's")
-        _require(
-            "malformed", own.share_key == public_key(run.share_key), "this site's share key is another's"
-        )
+        require("malformed", own.identity == self.identity.public, "this site's key is another's")
+        require("malformed", own.share_key == public_key(run.share_key), "this site's share key is another's")
 
     def _seated(self, run: RunState) -> Seat:
         """The site in its run: remembered, or built from the state."""
@@ -355,18 +301,7 @@ class Site:
         self._check_members(run, begin, facts)
         experiment = self._experiment(run.experiment)
         self._check_allowed(experiment, run.sites, run.rehearse, max(1, len(facts.columns)))
-        if self.data is not None:
-            found = prepared(experiment, facts, self._loaded(self.data), None)
-        else:
-            found = self._of_the_experiment(experiment, run.experiment)
-            _require("data", Facts.of(found.partition) == facts, "others hold other data than here")
-        columns = max(1, len(facts.columns))
-        said = (
-            facts.sizes[self.number // columns],
-            facts.columns[self.number % columns] if facts.columns else (),
-        )
-        held = self._held(experiment, run.experiment, run.sites)
-        _require("data", held == said, "this site holds other data than was said")
+        found = self.holdings.federation(experiment, run.experiment, facts)
         secrets = Seeded(experiment.seed) if run.rehearse else SystemRandom()
         randomness = Seeded(experiment.seed) if run.rehearse else Keyed(run.streams)
         if not run.rehearse and facts.columns and getattr(experiment.scheme, "heads", "own") == "row":
@@ -395,27 +330,6 @@ class Site:
         return parts.Done(), replace(run, model=model, played=envelope.round, ended=run.place, sums=())
 
 
-def kept_model(state: bytes) -> KeptModel | None:
-    """What the state of a site says of its last run; None if there was none.
-
-    Raises:
-        LocalProtocolError: the state is damaged.
-    """
-    run = SiteState.from_bytes(state).run if state else None
-    if run is None:
-        return None
-    begin = Begin.from_bytes(run.begun) if run.begun else None
-    facts = {
-        "run": run.run.hex(),
-        "sites": run.sites,
-        "rounds": run.played,
-        "examples": [] if begin is None else list(begin.sizes),
-        "rehearsal": run.rehearse,
-    }
-    vector = as_tensor(run.model, torch.float32) if run.model else None
-    return KeptModel(vector, run.experiment, facts)
-
-
 def _cause(error: Exception, beginning: bool) -> Cause:
     """What the server is told of an error."""
     match error:
@@ -430,11 +344,6 @@ def _cause(error: Exception, beginning: bool) -> Cause:
         case UserError() if beginning:
             return "scheme"
     return "internal"
-
-
-def _require(cause: Cause, holds: bool, text: str) -> None:
-    if not holds:
-        raise Refusal(cause, text)
 
 
 def _in_a_line(limits: Limits) -> str:

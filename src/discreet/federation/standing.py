@@ -6,6 +6,7 @@ less often, and before a round is tried again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,10 @@ from discreet.federation.link import Failure, Link
 from discreet.federation.parts import Answered, Asked, Begin, Hello, Refused, Told, Welcome
 from discreet.federation.party import Facts, facts_of
 from discreet.federation.roster import Roster
+from discreet.federation.traffic import Missed, Passed, Traffic
 from discreet.wire import Envelope, Kind, verify
+
+LOG = logging.getLogger(__name__)
 
 Take = Callable[[Any, Told | None], None]
 """Takes the answer to a part, and what was told with it; raises RemoteProtocolError where it cannot be."""
@@ -65,7 +69,7 @@ class Standing:
         knows: which list of the sites it was told, counted from 1.
         wait: rounds until an absent one is asked again.
         due: the round in which it is.
-        up, down: bytes from it and to it.
+        told: why it was last missed, for the log, which says the same thing once.
     """
 
     key: bytes | None
@@ -74,48 +78,7 @@ class Standing:
     knows: int = 0
     wait: int = 0
     due: int = 0
-    up: int = 0
-    down: int = 0
-
-
-@dataclass(frozen=True)
-class Missed:
-    """That a site did not answer as it should.
-
-    Attributes:
-        site: its number.
-        stage: what it was asked.
-        failure: why.
-    """
-
-    site: int
-    stage: str
-    failure: Failure
-
-    def to_facts(self) -> dict[str, Any]:
-        """As it stands in the metrics."""
-        return {
-            "site": self.site,
-            "stage": self.stage,
-            "cause": self.failure.cause,
-            "detail": self.failure.detail,
-        }
-
-
-@dataclass
-class Passed:
-    """What one exchange took.
-
-    Attributes:
-        stage: what was asked.
-        seconds: until all had answered, or the time was over.
-        up, down: bytes from the sites, and to them.
-    """
-
-    stage: str
-    seconds: float
-    up: int
-    down: int
+    told: Failure | None = None
 
 
 @dataclass
@@ -244,7 +207,8 @@ class Sites:
             check(welcome.examples == held, "examples: other than at the beginning")
         if its.welcome is None or its.welcome.member != welcome.member:
             self.version += 1  # everybody has to hear of the new key
-        its.key, its.welcome, its.here, its.knows = welcome.identity, welcome, True, 0
+        LOG.info("%s is there", self.name(site))
+        its.key, its.welcome, its.here, its.knows, its.told = welcome.identity, welcome, True, 0, None
 
     def begin(self) -> Begin:
         """What everybody has to know of everybody, once all have been welcomed."""
@@ -300,29 +264,47 @@ class Sites:
             )
             sent[site] = (envelope, wanted)
             messages[site] = envelope.to_bytes(self.identity.sign)
-            its.down += len(messages[site])
-        started = time.perf_counter()
-        replies = self.link.exchange(messages, seconds)
-        taken = time.perf_counter() - started
-        up = 0
+        replies = self._exchanged(messages, seconds, stage, attempt)
         for site, (envelope, wanted) in sent.items():
-            reply = replies.get(site, Failure("timeout"))
+            reply = replies[site]
             if isinstance(reply, Failure):
-                self.failed(site, stage, reply, round)
+                self.failed(site, stage, reply, round, attempt)
                 continue
-            self.all[site].up += len(reply)
-            up += len(reply)
             try:
                 self._take(site, envelope, wanted, reply, stage, keeps)
             except RemoteProtocolError as error:
-                self.failed(site, stage, Failure("malformed", error.field), round)
+                self.failed(site, stage, Failure("malformed", error.field), round, attempt)
                 self.link.doubt(site)
-        self.passed.append(Passed(stage, taken, up, sum(map(len, messages.values()))))
 
-    def failed(self, site: int, stage: str, failure: Failure, round: int) -> None:
+    def _exchanged(
+        self, messages: Mapping[int, bytes], seconds: float, stage: str, attempt: int
+    ) -> dict[int, bytes | Failure]:
+        """What came back of each message; what that took is noted."""
+        started = time.perf_counter()
+        came: dict[int, float] = {}
+
+        def heard(site: int) -> None:
+            came[site] = time.perf_counter() - started
+
+        found = self.link.exchange(messages, seconds, heard)
+        taken = time.perf_counter() - started
+        replies = {site: found.get(site, Failure("timeout")) for site in messages}
+        sites = {
+            site: Traffic(None, 0, len(messages[site]))
+            if isinstance(reply, Failure)
+            else Traffic(came[site], len(reply), len(messages[site]))
+            for site, reply in replies.items()
+        }
+        self.passed.append(Passed(stage, attempt, taken, sites))
+        return replies
+
+    def failed(self, site: int, stage: str, failure: Failure, round: int, attempt: int) -> None:
         """Note that a site did not answer as it should; it is away from now on."""
         its = self.all[site]
-        self.missed.append(Missed(site, stage, failure))
+        self.missed.append(Missed(site, stage, attempt, failure))
+        if its.told != failure:
+            its.told = failure
+            LOG.warning("%s, round %d, %s: %s", self.name(site), round, stage, _reason(failure))
         if its.here:
             # who was too slow is given time; who failed otherwise may be back at once
             its.wait = 1 if failure.cause == "timeout" else 0
@@ -364,7 +346,8 @@ class Sites:
             answers.pop()
         check(bool(answers), "parts: no answer")
         if len(answers) == 1 < len(wanted) and isinstance(answers[0], Refused):
-            self.failed(site, stage, Failure("refused", answers[0].cause), request.round)
+            failure = Failure("refused", answers[0].cause)
+            self.failed(site, stage, failure, request.round, request.attempt)
             return
         check(len(answers) == len(wanted), "parts: not an answer to each")
         for answer, (part, take) in zip(answers, wanted, strict=True):
@@ -372,8 +355,8 @@ class Sites:
                 if keeps and not isinstance(part, Hello | Begin):
                     continue
                 if self.all[site].here or isinstance(part, Hello):  # the first refusal says why
-                    detail = f"{answer.cause} ({type(part).__name__})"
-                    self.failed(site, stage, Failure("refused", detail), request.round)
+                    failure = Failure("refused", f"{answer.cause} ({type(part).__name__})")
+                    self.failed(site, stage, failure, request.round, request.attempt)
                 continue
             check(isinstance(answer, ANSWERS[type(part)]), "parts: another answer than was asked for")
             take(answer, told if isinstance(answer, ANSWERS[parts.Work]) else None)

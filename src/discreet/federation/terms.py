@@ -12,7 +12,7 @@ from discreet.preparation import Federation
 from discreet.schemes.base import Phase
 from discreet.secure.masking import MaskingTerms
 from discreet.secure.ring import Ring
-from discreet.sums import masking_graph
+from discreet.tolerance import masking_graph
 
 FALLING_SILENT = 1.0
 """Between real sites anybody may fall silent: without a promise of noise that says how many, plan for some."""

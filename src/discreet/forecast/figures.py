@@ -9,19 +9,21 @@ from typing import Any
 
 from discreet.config import Experiment
 from discreet.errors import ConfigError, LocalProtocolError, UserError
-from discreet.privacy.accounting import Ledger, Poisson, Spent, adjacency_among, spent
+from discreet.privacy.accounting import Spent, adjacency_among, spent
 from discreet.privacy.modulus import bits_by_paper_rule
 from discreet.privacy.planning import Plan, largest_cohort, statement, warnings
 from discreet.privacy.promise import Promise
+from discreet.privacy.releases import Ledger, Poisson
 from discreet.privacy.traffic import Bandwidth, Summed, Traffic, masked_bytes, shared_bytes, traffic
 from discreet.sampling import how_sampled
 from discreet.schemes import SCHEMES, DPSignFed
-from discreet.schemes.base import Addressed, Phase, Task
+from discreet.schemes.base import Phase, Task
 from discreet.schemes.private import promise_of
+from discreet.schemes.traits import Addressed
 from discreet.secure.groups import Reals, Signs, wire_bytes
 from discreet.secure.masking import GraphPlan
 from discreet.secure.ring import Ring
-from discreet.sums import masking_graph
+from discreet.tolerance import masking_graph
 
 PAPER_RULE = 'dp-signfed, modulus = "paper"'
 """How the row of DP-SignFed under the paper's rule is called."""

@@ -15,9 +15,9 @@ from discreet.cohort import Grid
 from discreet.config import Experiment
 from discreet.data.dataset import Dataset
 from discreet.data.shapes import Shape, shape_of
+from discreet.dealing import deal, load_data
 from discreet.errors import LocalProtocolError
 from discreet.network import Network, Slot
-from discreet.preparation import deal, load_data
 from discreet.randomness import Seeded
 from discreet.schemes.base import Task
 from discreet.training import Learner

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from discreet.config import Data, Experiment, Model, Privacy
 from discreet.errors import ConfigError
 from discreet.schemes import DPSignFed
-from discreet.schemes.base import RecordLevel
+from discreet.schemes.traits import RecordLevel
 
 MOST_ROUNDS = 1_000_000
 """Where a budget is given and no number of rounds: at most so many are looked for."""

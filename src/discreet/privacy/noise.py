@@ -107,11 +107,6 @@ class DiscreteGaussian:
     def __post_init__(self) -> None:
         _check(self.sigma)
 
-    @property
-    def deviation(self) -> float:
-        """The parameter `sigma`."""
-        return self.sigma
-
     @cached_property
     def variance(self) -> float:
         """The law's variance: a little below sigma^2, and the same to double precision from sigma = 2 on."""
@@ -170,11 +165,6 @@ class Skellam:
 
     def __post_init__(self) -> None:
         _check(self.sigma)
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation, `sigma`."""
-        return self.sigma
 
     @property
     def variance(self) -> float:

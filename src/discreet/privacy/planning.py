@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from discreet.privacy.accounting import Adjacency, FixedSize, Poisson, Sampling
+from discreet.privacy.accounting import Adjacency
 from discreet.privacy.promise import Promise
+from discreet.privacy.releases import FixedSize, Poisson, Sampling
 from discreet.privacy.traffic import Summed, Traffic, in_columns, said_of_cohort, said_of_sums
 
 VACUOUS = 10.0

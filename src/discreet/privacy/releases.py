@@ -75,7 +75,7 @@ class Gaussian:
     mechanism = "gaussian"
 
     def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
+        _check_noise(self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class DiscreteGaussianSum:
     mechanism = "discrete-gaussian-sum"
 
     def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
-        check_positive(l2_sensitivity=self.l2_sensitivity, dimension=self.dimension, shares=self.shares)
+        _check_noise(self.noise_multiplier)
+        _check_positive(l2_sensitivity=self.l2_sensitivity, dimension=self.dimension, shares=self.shares)
 
     @property
     def std(self) -> float:
@@ -127,8 +127,8 @@ class Skellam:
     mechanism = "skellam"
 
     def __post_init__(self) -> None:
-        check_noise(self.noise_multiplier)
-        check_positive(l1_sensitivity=self.l1_sensitivity, l2_sensitivity=self.l2_sensitivity)
+        _check_noise(self.noise_multiplier)
+        _check_positive(l1_sensitivity=self.l1_sensitivity, l2_sensitivity=self.l2_sensitivity)
 
 
 Noise: TypeAlias = Gaussian | DiscreteGaussianSum | Skellam
@@ -237,13 +237,13 @@ NOTHING = Ledger()
 """Nothing was released yet."""
 
 
-def check_noise(noise_multiplier: float) -> None:
+def _check_noise(noise_multiplier: float) -> None:
     """Refuse a noise multiplier that is not a finite number above 0."""
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise ConfigError("privacy.noise_multiplier", noise_multiplier, "a number above 0")
 
 
-def check_positive(**values: float) -> None:
+def _check_positive(**values: float) -> None:
     """Refuse, by name, what is not a finite number above 0."""
     for key, value in values.items():
         if not (value > 0 and math.isfinite(value)):

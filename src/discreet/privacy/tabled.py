@@ -49,7 +49,7 @@ class Law(Protocol):
     """A symmetric, log-concave law on the integers."""
 
     @property
-    def deviation(self) -> float:
+    def sigma(self) -> float:
         """About the standard deviation."""
         ...
 
@@ -161,7 +161,7 @@ class Table:
 def tabulate(law: Law) -> Table:
     """The table that draws from a law use; takes a tenth of a second or so."""
     shift = 0
-    while law.deviation > RESOLUTION * 2**shift:
+    while law.sigma > RESOLUTION * 2**shift:
         shift += 1
     with decimal.localcontext(PRECISION):
         return _tabulate(law, shift)

@@ -32,12 +32,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.config import parse
 from discreet.errors import ConfigError, UserError
 from discreet.names import did_you_mean
 from discreet.reproduce.wants import Want
-from discreet.sections import STRICT
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

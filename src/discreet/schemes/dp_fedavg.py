@@ -13,17 +13,17 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError
 from discreet.evaluation import Evaluation, Map
+from discreet.optimizers import LocalTraining
 from discreet.privacy.releases import Released
 from discreet.schemes import clipping
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.private import bits_for, noisy, promise_of, released
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS, LocalTraining
 
 QUANTILE, RATE = 0.5, 0.2
 """Of adaptive clipping, if nothing else is asked for: the values of the paper's experiments."""
@@ -42,7 +42,7 @@ class ClippedModel(GlobalModel):
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAvg(SharedModel, ServerStep, LocalTraining):
     """FedAvg with client-level differential privacy (DP-StdFed): clipped updates in fixed point, with noise.
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort, Examples
 from discreet.errors import ConfigError, LocalProtocolError
 from discreet.evaluation import Evaluation, Map, evaluate_each
@@ -21,13 +21,12 @@ from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel,
 from discreet.schemes.per_record import NoisySteps, check_layers, find_opacus
 from discreet.schemes.private import promise_of
 from discreet.secure.groups import Reals
-from discreet.training import HYPERPARAMETERS
 
 NAME = "dp-sgd"
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPSGD(SharedModel):
     """SGD on all data in one place, with record-level differential privacy; through Opacus, an extra.
 

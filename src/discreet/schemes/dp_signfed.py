@@ -10,8 +10,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort
+from discreet.optimizers import LocalTraining
 from discreet.privacy.modulus import bits_by_paper_rule
 from discreet.privacy.releases import Released
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
@@ -20,11 +21,10 @@ from discreet.schemes.robust import trimmed_mean
 from discreet.schemes.signfed import majority, votes
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS, LocalTraining
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPSignFed(SharedModel, ServerStep, LocalTraining):
     """SignFed with client-level differential privacy: noisy votes modulo 2^b, of which only the sum is seen.
 

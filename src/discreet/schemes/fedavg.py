@@ -10,16 +10,17 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort
+from discreet.optimizers import LocalTraining
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Reals
-from discreet.training import HYPERPARAMETERS, LocalTraining, Trained
+from discreet.training import Trained
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedAvg(SharedModel, ServerStep, LocalTraining):
     """Federated averaging: clients train locally, the server averages their changes weighted by examples.
 
@@ -51,7 +52,7 @@ class FedAvg(SharedModel, ServerStep, LocalTraining):
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedSGD(SharedModel):
     """One gradient a client and round; the server steps along their mean, weighted by examples.
 

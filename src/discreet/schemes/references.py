@@ -11,16 +11,17 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort, Examples, seen
 from discreet.evaluation import Evaluation, Map, combined, evaluate, evaluate_each
+from discreet.optimizers import LocalTraining
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.secure.groups import Reals
-from discreet.training import HYPERPARAMETERS, LocalTraining, train
+from discreet.training import train
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Local(SharedModel, LocalTraining):
     """Every participant trains alone, from a common start; nothing is ever sent.
 
@@ -83,7 +84,7 @@ class Local(SharedModel, LocalTraining):
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Centralized(Local):
     """All data in one place: one participant, who holds everybody's examples and trains alone.
 

@@ -12,13 +12,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort
 from discreet.errors import ConfigError
+from discreet.optimizers import LocalTraining
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Reals
-from discreet.training import HYPERPARAMETERS, LocalTraining
 
 ASSUMED = 0.2
 """Share of a round's clients that is taken to be malicious, if nothing else is said."""
@@ -28,7 +28,7 @@ COORDINATES = 1 << 14
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RobustFedAvg(SharedModel, ServerStep, LocalTraining):
     """FedAvg whose server puts something else in the mean's place, to withstand malicious clients.
 

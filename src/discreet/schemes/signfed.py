@@ -11,17 +11,17 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort
+from discreet.optimizers import LocalTraining
 from discreet.randomness import SERVER, Keyed, Seeded
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
 from discreet.schemes.stepping import ServerStep, moved
 from discreet.secure.groups import Signs
-from discreet.training import HYPERPARAMETERS, LocalTraining
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SignFed(SharedModel, ServerStep, LocalTraining):
     """Clients vote on the direction of each parameter; the server steps by the majority.
 

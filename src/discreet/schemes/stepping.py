@@ -9,12 +9,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from discreet.checked import plain
-from discreet.training import HYPERPARAMETERS
+from discreet.checked import STRICT, plain
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ServerStep:
     """The server's step size: constant, or halved again and again.
 

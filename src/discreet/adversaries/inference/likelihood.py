@@ -24,8 +24,9 @@ from discreet.adversaries.inference.membership import Predict
 from discreet.cohort import Cohort, Examples
 from discreet.evaluation import PIECE
 from discreet.losses import Loss
+from discreet.optimizers import LocalTraining
 from discreet.randomness import Seeded
-from discreet.training import Learner, LocalTraining, train
+from discreet.training import Learner, train
 
 OWN_SPREAD = 64
 """From so many shadow models on, each example has a spread of its own."""

@@ -6,6 +6,7 @@ with ``r_i = gamma_s r^a_i`` for the outputs of group s. All that is hidden of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -126,20 +127,14 @@ def guessed_scales(structure: Structure, vector: Tensor) -> Tensor:
     Returns:
         Float64, shape (scales,); number 0 is 1.
     """
-    found = torch.ones(structure.scales, dtype=torch.float64)
-    known = torch.zeros(structure.scales, dtype=torch.bool)
-    known[0] = True
-    for rule, shape in zip(structure.rules, structure.slots, strict=True):
-        out = rule.out.expand(shape).reshape(-1)
-        new = _unknown(out, known)
-        if not len(new):
-            continue
-        weights = vector[structure.places[rule.name]].cpu() * found[rule.into].expand(shape).reshape(-1)
+
+    def of_layer(place: slice, into: Tensor, out: Tensor, new: Tensor) -> Tensor:
+        weights = vector[place].cpu() * into
         sizes = torch.zeros(structure.scales, dtype=torch.float64).index_add(0, out, weights.square())
         logarithms = sizes[new].clamp(min=1e-300).log() / 2
-        found[new] = (logarithms - logarithms.mean()).exp()
-        known[new] = True
-    return found
+        return (logarithms - logarithms.mean()).exp()
+
+    return _layer_by_layer(structure, of_layer)
 
 
 def rescaling(structure: Structure, before: Tensor, after: Tensor) -> Tensor:
@@ -153,28 +148,36 @@ def rescaling(structure: Structure, before: Tensor, after: Tensor) -> Tensor:
     Returns:
         ``r' / r``, float64, shape (scales,); number 0 is 1.
     """
+    nothing = torch.zeros(structure.scales, dtype=torch.float64)
+
+    def of_layer(place: slice, into: Tensor, out: Tensor, new: Tensor) -> Tensor:
+        first, second = before[place].cpu(), after[place].cpu() * into
+        along = nothing.index_add(0, out, first * second)[new]
+        sizes = nothing.index_add(0, out, first.square())[new]
+        usable = (along > 0) & (sizes > 0)
+        return torch.where(usable, along / torch.where(usable, sizes, 1.0), 1.0)
+
+    return _layer_by_layer(structure, of_layer)
+
+
+def _layer_by_layer(
+    structure: Structure, of_layer: Callable[[slice, Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Scales, float64, shape (scales,), found from the first parameter to the last; number 0 is 1.
+
+    `of_layer` is asked about a parameter's place in the vector, the scales that its elements' inputs have, the numbers
+    of those of their outputs, and which of the latter are still to be found; it gives these.
+    """
     found = torch.ones(structure.scales, dtype=torch.float64)
     known = torch.zeros(structure.scales, dtype=torch.bool)
     known[0] = True
     for rule, shape in zip(structure.rules, structure.slots, strict=True):
         out = rule.out.expand(shape).reshape(-1)
-        new = _unknown(out, known)
-        if not len(new):
-            continue
-        place = structure.places[rule.name]
-        first, second = before[place].cpu(), after[place].cpu()
-        second = second * found[rule.into].expand(shape).reshape(-1)
-        nothing = torch.zeros(structure.scales, dtype=torch.float64)
-        along = nothing.index_add(0, out, first * second)[new]
-        sizes = nothing.index_add(0, out, first.square())[new]
-        usable = (along > 0) & (sizes > 0)
-        found[new] = torch.where(usable, along / torch.where(usable, sizes, 1.0), 1.0)
-        known[new] = True
+        reached = torch.zeros_like(known)
+        reached[out] = True
+        new = (reached & ~known).nonzero().flatten()
+        if len(new):
+            into = found[rule.into].expand(shape).reshape(-1)
+            found[new] = of_layer(structure.places[rule.name], into, out, new)
+            known[new] = True
     return found
-
-
-def _unknown(out: Tensor, known: Tensor) -> Tensor:
-    """The scales of a parameter's elements that are still to be found."""
-    every = torch.zeros_like(known)
-    every[out] = True
-    return (every & ~known).nonzero().flatten()

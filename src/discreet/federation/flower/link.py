@@ -16,7 +16,7 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from discreet.federation.flower.client import SAID, STEP, WHO, packed, unpacked
-from discreet.federation.link import Cause, Failure
+from discreet.federation.link import Cause, Failure, Heard, nobody
 
 LOG = logging.getLogger(__name__)
 
@@ -83,10 +83,13 @@ class FlowerLink:
         self._claims: dict[int, list[int]] = {}
         self._asked: dict[int, float] = {}
 
-    def exchange(self, messages: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Failure]:
-        """See `Link`."""
+    def exchange(
+        self, messages: Mapping[int, bytes], seconds: float, heard: Heard = nobody
+    ) -> Mapping[int, bytes | Failure]:
+        """See `Link`; when a reply has come is known to half a second, the longest pause between two looks."""
         nodes = {self._nodes[site]: site for site in messages if site in self._nodes}
-        replies = self._ask(STEP, {node: packed(messages[site]) for node, site in nodes.items()}, seconds)
+        contents = {node: packed(messages[site]) for node, site in nodes.items()}
+        replies = self._ask(STEP, contents, seconds, lambda node: heard(nodes[node]))
         results = {site: _read(replies[node]) for node, site in nodes.items()}
         for site, found in results.items():
             if isinstance(found, Failure):
@@ -137,7 +140,7 @@ class FlowerLink:
                 self._nodes[site] = node
 
     def _ask(
-        self, kind: str, contents: Mapping[int, RecordDict], seconds: float
+        self, kind: str, contents: Mapping[int, RecordDict], seconds: float, heard: Heard = nobody
     ) -> dict[int, Message | Failure]:
         """The reply of each node, or why there is none."""
         if not contents:
@@ -158,6 +161,8 @@ class FlowerLink:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = reply
+                    if not reply.has_error():
+                        heard(node)
             left = end - self._clock()
             if not waiting or left <= 0:
                 break

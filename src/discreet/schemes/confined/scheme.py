@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from discreet.adversaries.settings import Misdeed
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort, Examples, Grid
 from discreet.cut import cut
 from discreet.errors import ConfigError, LocalProtocolError
@@ -28,7 +28,7 @@ from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import CommonStep, Displacement
 from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS, mean_gradients
+from discreet.training import mean_gradients
 
 REMEMBERED = 1 << 28
 """First models of so many numbers in all are remembered by a simulation; of more, each is drawn when it is needed."""
@@ -48,7 +48,7 @@ class Payload:
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConfinedGradientDescent(ConfinedStart, CommonStep):
     """Every participant keeps a model of its own, and all models move by the sum of all gradients.
 

@@ -9,14 +9,13 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.errors import ConfigError
 from discreet.randomness import Keyed, Seeded
-from discreet.training import HYPERPARAMETERS
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConfinedStart:
     """``w_1^l = delta^l * Rand^l``, drawn by each participant alone (arXiv 2104.13050, equation 11).
 

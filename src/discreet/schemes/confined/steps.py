@@ -13,9 +13,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.errors import ConfigError
-from discreet.training import HYPERPARAMETERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class Displacement:
 
 
 @plain("scheme.")
-@checked_dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
 class CommonStep:
     """How the total of a round moves the models.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from discreet.errors import LocalProtocolError
-from discreet.gradients import Layer, Path, linear_layers
+from discreet.gradients import Layer, Path, activations_of, linear_layers
 from discreet.network import Network
 from discreet.schemes.lossless.structure import Structure, without_last
 
@@ -36,14 +36,7 @@ class LayeredBody:
 
     def __call__(self, parameters: Sequence[Tensor], inputs: Tensor, keys: Tensor) -> tuple[Tensor, Pull]:
         """See `Body`."""
-        activations = [inputs.flatten(2)]
-        for layer in self.layers:
-            weight = parameters[layer.weight].transpose(1, 2)
-            if layer.bias is None:
-                out = torch.bmm(activations[-1], weight)
-            else:
-                out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), activations[-1], weight)
-            activations.append(out.relu_() if layer.relu else out)
+        activations = activations_of(self.layers, parameters, inputs)
 
         def pull(cotangents: Tensor) -> list[Tensor]:
             gradients = [torch.empty(0)] * len(parameters)

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from discreet.checked import plain
+from discreet.checked import STRICT, plain
 from discreet.cohort import Cohort, Grid
 from discreet.errors import ConfigError, Diverged, LocalProtocolError
 from discreet.schemes.base import Contribution, GlobalModel, Phase, SharedModel, Task, Total
@@ -28,7 +28,6 @@ from discreet.schemes.lossless.recovery import Removal, recover, rounded
 from discreet.schemes.lossless.work import as_integers, contributed
 from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
-from discreet.training import HYPERPARAMETERS
 
 DOUBTFUL = {"float64": 1e-6, "float32": 1e-4}
 """Relative errors of a recovered gradient above which there is a remark, by the precision it was asked for in."""
@@ -67,7 +66,7 @@ class Round:
 
 
 @plain("scheme.")
-@dataclass(frozen=True, kw_only=True, config=HYPERPARAMETERS)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Lossless(CommonStep, SharedModel):
     """Model perturbation with exact recovery (obfuscation): FedSGD on a model that is disguised anew each round.
 

@@ -1,0 +1,1 @@
+"""The commands of simulations, of what comes before and after them, and of data."""

@@ -1,0 +1,51 @@
+"""What a site keeps of a run for itself, as its state has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discreet.federation.party import as_tensor
+from discreet.federation.requests import Begin
+from discreet.federation.state import SiteState
+
+
+@dataclass(frozen=True, eq=False)
+class KeptModel:
+    """What a site keeps of a run for itself.
+
+    Attributes:
+        vector: the model's parameters, shape (n,); None before the end, and where the scheme gives it no model.
+        experiment: what ran, as TOML.
+        facts: what a model card says: ``run`` (hexadecimal), ``number`` (only if asked), ``sites``, ``rounds`` that
+            were played, ``examples`` of each row.
+    """
+
+    vector: Tensor | None
+    experiment: str
+    facts: Mapping[str, Any]
+
+
+def kept_model(state: bytes) -> KeptModel | None:
+    """What the state of a site says of its last run; None if there was none.
+
+    Raises:
+        LocalProtocolError: the state is damaged.
+    """
+    run = SiteState.from_bytes(state).run if state else None
+    if run is None:
+        return None
+    begin = Begin.from_bytes(run.begun) if run.begun else None
+    facts = {
+        "run": run.run.hex(),
+        "sites": run.sites,
+        "rounds": run.played,
+        "examples": [] if begin is None else list(begin.sizes),
+        "rehearsal": run.rehearse,
+    }
+    vector = as_tensor(run.model, torch.float32) if run.model else None
+    return KeptModel(vector, run.experiment, facts)
