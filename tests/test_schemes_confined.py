@@ -388,7 +388,13 @@ def rule_by_hand(scheme):
         {"optimizer": "momentum", "learning_rate": 0.3, "momentum": 0.7},
         {"optimizer": "rmsprop", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
         {"optimizer": "adam", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
-        {"optimizer": "adam", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3, "displacement_decay": 4.0},
+        {
+            "optimizer": "adam",
+            "learning_rate": 0.05,
+            "square_average": 0.8,
+            "floor": 1e-3,
+            "displacement_decay": 4.0,
+        },
     ],
     ids=lambda rule: rule["optimizer"] + "-decayed" * ("displacement_decay" in rule),
 )
