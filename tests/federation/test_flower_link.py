@@ -3,15 +3,16 @@ import pytest
 pytest.importorskip("flwr", reason="needs discreet[flower]")
 
 
+import logging
 import os
 import subprocess
 import sys
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from discreet.errors import DataError
+from discreet.errors import DataError, RunFolderError
 from discreet.federation import resident
-from discreet.federation.flower import client
+from discreet.federation.flower import client, server
 from discreet.federation.flower.client import SAID, STEP, WHO, packed, unpacked
 from discreet.federation.flower.link import ASK_AGAIN, GRACE, FlowerLink
 from discreet.federation.flower.server import play
@@ -316,6 +317,22 @@ def test_the_servers_identity_must_be_its_owners_alone(tmp_path, monkeypatch):
     asked.write_text("")
     with pytest.raises(DataError, match="chmod 600"):
         play(None, {"experiment": str(asked), "sites": 0, "identity": str(key), "roster": ""})
+
+
+def test_the_servers_log_says_how_it_ended(tmp_path, monkeypatch):
+    def locked(grid, asked):
+        raise RunFolderError("runs/first", "is being written by another process")
+
+    ours = logging.getLogger("discreet")
+    monkeypatch.setattr(server, "play", locked)
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "level", ours.level)
+    asked = {"log": str(tmp_path / "log"), "ending": str(tmp_path / "ending")}
+    with pytest.raises(RunFolderError):
+        server.main(None, Context(1, 1, {}, RecordDict(), asked))
+    for handler in ours.handlers:
+        handler.close()
+    assert "ERROR ended: runs/first: is being written by another process" in (tmp_path / "log").read_text()
 
 
 def test_the_relay_is_light():

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 from parties import ALLOWED, BLOBS, SERVER, Party, dealt, experiment, run
 
-from discreet.errors import DataError, RemoteProtocolError, UserError
+from discreet.config import from_table
+from discreet.errors import ConfigError, DataError, RemoteProtocolError, UserError
 from discreet.federation.acting import open_site
 from discreet.federation.holdings import OwnData
 from discreet.federation.home import Home
@@ -14,6 +15,7 @@ from discreet.federation.limits import Limits
 from discreet.federation.link import MemoryLink
 from discreet.federation.server import federate
 from discreet.federation.settings import SiteData, SiteSettings
+from discreet.federation.step import reason
 from discreet.schemes import ConfinedGradientDescent
 
 LINE = re.compile(
@@ -124,6 +126,14 @@ def test_of_an_error_that_is_not_one_of_ours_the_place_is_told_and_not_the_text(
     with pytest.raises(UserError):
         run(experiment("fedavg"), members)
     assert re.fullmatch(rf"run [0-9a-f]{{8}} round 0 attempt 0: hello: refused {said}", members[0].said[0])
+
+
+def test_what_a_server_writes_does_not_reach_the_terminal_of_who_reads_the_log():
+    asked = {"name": "fedavg", "optimizer_options": {"\x1b[2J\nINFO": 1}}
+    with pytest.raises(ConfigError) as refused:
+        from_table({"scheme": asked})
+    assert "\x1b" in str(refused.value)
+    assert reason(refused.value).isprintable()
 
 
 def test_what_is_seen_before_and_what_is_no_message_is_logged_too(tmp_path, caplog):

@@ -92,6 +92,14 @@ def test_a_bug_is_not_hidden_by_a_relay_that_has_gone():
             resident._serve_one(asked, Acting(7, failing))
 
 
+def test_a_relay_that_has_gone_without_a_message_is_one_line(caplog):
+    asked, relay = socket.socketpair()
+    relay.close()
+    with asked:
+        resident._serve_one(asked, Acting(7, reversing))
+    assert caplog.messages == ["a relay has sent no message: it ends before its end"]
+
+
 @contextmanager
 def dripping(folder, sent, pause):
     """A relay that begins a frame, and goes on with it a byte at a time."""

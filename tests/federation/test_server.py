@@ -279,10 +279,27 @@ def test_a_run_without_enough_sites_says_who_is_missing_and_why():
     link.absent = {2}
     with pytest.raises(UserError, match=r"site 2: unreachable"):
         run(experiment("fedavg"), members, link=link)
+    link.absent = {0, 1, 2, 3}
+    with pytest.raises(UserError, match=r"site 0: unreachable.*site 3: unreachable"):
+        run(experiment("fedavg"), members, link=link)
     members[1].options["limits"] = ALLOWED.__class__(minimum_cohort=5)
     members[1].restart()
     with pytest.raises(UserError, match=r"site 1: refused, limits"):
         run(experiment("fedavg"), members)
+
+
+def test_why_a_site_refused_is_said_although_the_time_was_over_when_it_was_asked_once_more():
+    members = parties()
+    members[1].options["limits"] = ALLOWED.__class__(minimum_cohort=5)
+    members[1].restart()
+
+    def late(site, message, answer):
+        return answer(message) if link.exchanges == 1 else Failure("timeout")
+
+    link = MemoryLink({one.number: one for one in members}, late)
+    with pytest.raises(UserError, match=r"site 1: refused, limits"):
+        run(experiment("fedavg"), members, link=link)
+    assert link.exchanges > 1
 
 
 def test_a_round_that_fails_again_and_again_stops_the_run_and_leaves_it_resumable(tmp_path):

@@ -43,6 +43,7 @@ class Journal:
             LOG.warning("not answered: %s; %d bytes in, %.3f s", reason(error), len(message), seconds)
             raise
         seconds, step = time.perf_counter() - begun, self._step
+        self._step = None  # the errors in it hold what was worked on
         level = logging.WARNING if step is None or step.refused else logging.INFO
         LOG.log(level, "%s; %d bytes in, %d bytes out, %.3f s", step, len(message), len(reply), seconds)
         return reply

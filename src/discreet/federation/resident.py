@@ -233,16 +233,17 @@ def _serve_one(asked: socket.socket, one: Acting) -> None:
         return
     except (EOFError, ValueError) as error:
         LOG.warning("a relay has sent no message: %s", error)
-        what, answer = FAILED, b"malformed"
-    else:
-        try:
-            what, answer = DONE, _answered(one, kind, body)
-        except NoAnswer as error:
-            what, answer = FAILED, error.cause.encode()
-        except BaseException:
-            with suppress(OSError):  # a relay that has gone must not hide why
-                _send(asked, FAILED, b"crashed", PATIENCE)
-            raise
+        with suppress(OSError):  # it may have gone
+            _send(asked, FAILED, b"malformed", PATIENCE)
+        return
+    try:
+        what, answer = DONE, _answered(one, kind, body)
+    except NoAnswer as error:
+        what, answer = FAILED, error.cause.encode()
+    except BaseException:
+        with suppress(OSError):  # a relay that has gone must not hide why
+            _send(asked, FAILED, b"crashed", PATIENCE)
+        raise
     try:
         _send(asked, what, answer, PATIENCE)
     except OSError as error:

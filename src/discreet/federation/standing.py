@@ -133,14 +133,17 @@ class Sites:
         Raises:
             UserError: some have not, when the time is over; it names them, and says why.
         """
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 or not self.passed:
+        end, tried = time.monotonic() + seconds, False
+        while (left := end - time.monotonic()) > 0 or not tried:
+            tried = True
             missing = sorted(set(self.all) - self.here)
             self._greet([site for site in missing if site in self.link.present()], max(left, 0.0))
             if len(self.here) == len(self.all):
                 return
             time.sleep(min(PAUSE, max(0.0, end - time.monotonic())))
-        reasons = {one.site: one.failure for one in self.missed}
+        # what a site answered says more than that the time was over when it was asked once more
+        told = sorted(self.missed, key=lambda one: one.failure.cause != "timeout")
+        reasons = {one.site: one.failure for one in told}
         absent = Failure("unreachable")
         listed = ", ".join(
             f"{self.name(site)}: {_reason(reasons.get(site, absent))}"

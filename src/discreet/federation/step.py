@@ -1,7 +1,8 @@
 """What a message asked of a site and what became of it, in words for the site's own log.
 
 No payload, key, share or example is in them. Of an error that is not one of ours the text is left out, as it may be made
-of data: its type is named, and where it arose. What a loader of the owner's says of its own failure is told.
+of data: its type is named, and where it arose. What a loader or a model of the owner's says of its own failure is told,
+and so is a value in the data that cannot be used.
 """
 
 from __future__ import annotations
@@ -65,4 +66,6 @@ def reason(error: Exception) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         text = f"{type(error).__name__}{where}"
-    return " ".join(text.split())[:LONGEST]
+    line = " ".join(text.split())[:LONGEST]
+    # what a server has written must not move the cursor of who reads the log
+    return "".join(one if one.isprintable() else "?" for one in line)

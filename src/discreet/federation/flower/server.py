@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from discreet.data.dataset import Dataset
     from discreet.results import Run
 
+LOG = logging.getLogger(__name__)
+
 
 def server_app() -> ServerApp:
     """The app, as Flower takes it."""
@@ -47,6 +49,10 @@ def main(grid: Grid, context: Context) -> None:
         raise
     finally:
         _write(_path(asked, "ending"), ending)
+        if ending["ended"] == "done":
+            LOG.info("done")
+        else:
+            LOG.error("ended: %s", ending["error"])
 
 
 def play(grid: Grid, asked: Mapping[str, Any]) -> Run:
