@@ -444,6 +444,7 @@ def test_delta_may_be_each_participants_own():
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"optimizer": "lbfgs"}, "optimizer"),
         ({"forward": "both"}, "forward"),
+        ({"learning_rate": 0.5, "displacement_decay": 2.1}, "displacement_decay"),
     ],
 )
 def test_impossible_settings_are_refused(settings, key):

@@ -295,7 +295,7 @@ class Sites:
         sites = {
             site: Traffic(None, 0, len(messages[site]))
             if isinstance(reply, Failure)
-            else Traffic(came[site], len(reply), len(messages[site]))
+            else Traffic(came.get(site, taken), len(reply), len(messages[site]))
             for site, reply in replies.items()
         }
         self.passed.append(Passed(stage, attempt, taken, sites))

@@ -103,6 +103,12 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     def __post_init__(self) -> None:
         ConfinedStart.__post_init__(self)
         CommonStep.__post_init__(self)
+        if self.step_size(1) * self.displacement_decay > 1:
+            raise ConfigError(
+                "scheme.displacement_decay",
+                self.displacement_decay,
+                f"at most {1 / self.step_size(1):g}, one over the first step: more would push models away from their start",
+            )
 
     # ---- what is laid out where
 
