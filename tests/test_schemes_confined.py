@@ -120,8 +120,7 @@ def by_hand(fed, scheme, rounds, step):
                 upper_total += by_upper / columns
         total = torch.cat([blocks_total.flatten(), upper_total])
         history.append(total)
-        kept = 1 - scheme.learning_rate * scheme.displacement_decay  # of fixed steps
-        displacement = kept * displacement + step(history)
+        displacement = displacement + step(history)
     return displacement
 
 
@@ -388,15 +387,8 @@ def rule_by_hand(scheme):
         {"optimizer": "momentum", "learning_rate": 0.3, "momentum": 0.7},
         {"optimizer": "rmsprop", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
         {"optimizer": "adam", "learning_rate": 0.05, "square_average": 0.8, "floor": 1e-3},
-        {
-            "optimizer": "adam",
-            "learning_rate": 0.05,
-            "square_average": 0.8,
-            "floor": 1e-3,
-            "displacement_decay": 4.0,
-        },
     ],
-    ids=lambda rule: rule["optimizer"] + "-decayed" * ("displacement_decay" in rule),
+    ids=lambda rule: rule["optimizer"],
 )
 def test_every_rule_is_a_function_of_the_totals_alone(rule):
     scheme = CGD(initial_scale=0.3, **rule)
@@ -444,7 +436,6 @@ def test_delta_may_be_each_participants_own():
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"optimizer": "lbfgs"}, "optimizer"),
         ({"forward": "both"}, "forward"),
-        ({"learning_rate": 0.5, "displacement_decay": 2.1}, "displacement_decay"),
     ],
 )
 def test_impossible_settings_are_refused(settings, key):

@@ -80,7 +80,7 @@ def sums(scheme: Scheme, task: Task, view: View) -> tuple[Leak, ...]:
         following = points.get(round + 1)
         factor = _factor(scheme, round)
         if following is not None and factor is not None:
-            found.append(Leak(round, None, point, (point - following) / factor - _shrinking(scheme) * point))
+            found.append(Leak(round, None, point, (point - following) / factor))
     return tuple(found)
 
 
@@ -114,7 +114,7 @@ def _point(scheme: Scheme, task: Task, payload: Any) -> Tensor | None:
 
 
 def _factor(scheme: Scheme, round: int) -> float | None:
-    """How far along the gradient a round goes down, besides `_shrinking`; None where that is another path."""
+    """By how much the model of the next round lies further down along the gradient; None where that is another path."""
     if isinstance(scheme, FedSGD):
         return scheme.learning_rate
     if isinstance(scheme, FedAvg | RobustFedAvg | DPFedAvg):
@@ -124,11 +124,6 @@ def _factor(scheme: Scheme, round: int) -> float | None:
     if isinstance(scheme, ConfinedGradientDescent) and scheme.optimizer == "sgd":
         return scheme.step_size(round)
     return None
-
-
-def _shrinking(scheme: Scheme) -> float:
-    """By how much, times `_factor`, a round shrinks the point that it began at."""
-    return scheme.displacement_decay if isinstance(scheme, ConfinedGradientDescent) else 0.0
 
 
 def _gradient(scheme: Scheme, task: Task, one: Seen, elements: Tensor, *, single: bool) -> Tensor | None:

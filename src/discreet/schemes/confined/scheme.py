@@ -76,8 +76,6 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             its participants know each other's heads.
         max_delay: participants of a row are up to so many rounds behind, in each round anew (asynchronous CGD,
             section 8 of the paper); 0 for none.
-        displacement_decay: by how much, times the step size, every round also shrinks what the models have moved
-            (decoupled weight decay, Loshchilov and Hutter 2019, of the one part of the models that all know).
         evaluated: how many participants' models are evaluated, evenly spread; 0 for all.
         largest_gradient: with secure sums, the largest coordinate of one example's gradient that is not cut.
         largest_activation: with secure sums, the largest share of a pre-activation that is not cut.
@@ -95,7 +93,6 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     forward: Literal["joint", "independent"] = "joint"
     heads: Literal["own", "row"] = "own"
     max_delay: int = Field(default=0, ge=0)
-    displacement_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     evaluated: int = Field(default=0, ge=0)
     largest_gradient: float = Field(default=256.0, gt=0, allow_inf_nan=False)
     largest_activation: float = Field(default=1024.0, gt=0, allow_inf_nan=False)
@@ -103,12 +100,6 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     def __post_init__(self) -> None:
         ConfinedStart.__post_init__(self)
         CommonStep.__post_init__(self)
-        if self.step_size(1) * self.displacement_decay > 1:
-            raise ConfigError(
-                "scheme.displacement_decay",
-                self.displacement_decay,
-                f"at most {1 / self.step_size(1):g}, one over the first step: more would push models away from their start",
-            )
 
     # ---- what is laid out where
 
@@ -300,15 +291,13 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         return self._sent(task, phase, found.changes * share[:, None], found.accepted, found.losses, cohort)
 
     def update(self, task: Task, state: Displacement, totals: tuple[Total, ...], round: int) -> Displacement:
-        """Move by the total, and a little back to the start."""
+        """Move by the total."""
         values = self._read(task, "gradient", totals[-1].values)
         layout = self.layout(task)
         if layout is not None and values.dim() > 1:
             upper = layout.cut.upper_size
             values = torch.cat([values[:, : layout.block].flatten(), values[0, layout.block :][:upper]])
-        after = self.moved(state, values, round)
-        back = self.step_size(round) * self.displacement_decay
-        return replace(after, displacement=after.displacement - back * state.displacement)
+        return self.moved(state, values, round)
 
     def vector(self, state: Displacement) -> Tensor | None:
         """There is no global model."""
