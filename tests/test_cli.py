@@ -607,6 +607,30 @@ def test_interrupt_at_random_moments(command, tmp_path, uninterrupted):
     assert scores(tmp_path / "run") == uninterrupted
 
 
+CLEARING = """
+import os, signal, sys, time
+from discreet import cli
+
+class Cleared:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+@cli.app.command()
+def linger():
+    Cleared()
+    time.sleep(30)
+
+sys.argv[1:] = ["linger"]
+cli.main()
+"""
+
+
+def test_an_interrupt_where_nothing_can_be_raised_is_not_lost():
+    ended = subprocess.run([sys.executable, "-c", CLEARING], capture_output=True, text=True, timeout=25)
+    assert (ended.returncode, ended.stderr) == (130, "discreet: interrupted\n")
+
+
 def test_interrupt_while_data_is_read(command, files):
     slow = files / "slow" / "mnist"
     shutil.copytree(files / "whole" / "mnist", slow)

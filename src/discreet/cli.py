@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from threading import Timer
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -19,6 +20,9 @@ from discreet.commands import datasets, planning, simulations
 from discreet.errors import UserError
 from discreet.federation import commands as federation
 from discreet.terminal import complain
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -49,6 +53,7 @@ def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(one, _interrupt)
+    sys.unraisablehook = _not_lost
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
@@ -72,6 +77,18 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, _end_at_once)
     raise KeyboardInterrupt
+
+
+def _not_lost(lost: UnraisableHookArgs) -> None:
+    """Interrupt once more, if that came where nothing can be raised: while an object was cleared away, say."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
+        return
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, _interrupt)
+    again = Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _end_at_once(signum: int, frame: object) -> NoReturn:
