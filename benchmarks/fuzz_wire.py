@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from multiprocessing import get_context
 from types import FunctionType, MethodType
 from typing import Any
 from unittest import mock
@@ -487,7 +488,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     shares = [target.share for target in targets()]
-    with ProcessPoolExecutor(options.processes) as pool:
+    # not forked: torch's threads, which this process has by now, would not be in a copy of it, which then waits for them
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         for place, target in enumerate(targets()):
             count = round(options.messages * target.share / sum(shares))
             start = time.perf_counter()
