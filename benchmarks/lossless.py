@@ -118,7 +118,7 @@ def main() -> None:
     for name, taken in times.items():
         base = "plain" if name == "plain" or name.startswith("client") else f"client, m = {name.split()[-1]}"
         ratio = statistics.median(one / other for one, other in zip(taken, times[base], strict=True))
-        print(f"{name:18s} {1e3 * statistics.median(taken):7.2f} ms  {ratio:5.2f} of {base}")
+        print(f"{name:18s} {1e3 * statistics.median(taken):7.2f} ms  {ratio:6.3f} of {base}")
 
 
 if __name__ == "__main__":
