@@ -17,7 +17,7 @@ from discreet.errors import ConfigError
 from discreet.preparation import prepare
 from discreet.rounds import play_round
 from discreet.schemes import ConfinedGradientDescent as CGD
-from discreet.schemes.confined import heads, judged, participants
+from discreet.schemes.confined import heads, judged, kernel, participants
 
 FEATURES, CLASSES = 7, 3
 
@@ -220,6 +220,69 @@ def test_columns_in_which_most_examples_have_nothing(monkeypatch, columns, value
     quick, single = (run_rounds(fed, 3, fused, data) for fused in (True, False))
     torch.testing.assert_close(quick, single, rtol=1e-4, atol=1e-6)
     assert single.norm() > 0.01 and any(picked) == bool(columns)
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [mlp(), nn.Sequential(nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)), mlp(bias=False)],
+    ids=["relu", "linear", "no bias"],
+)
+@pytest.mark.parametrize("columns", [3, 7])
+def test_the_compiled_loop_comes_to_the_same(monkeypatch, columns, model, values):
+    pytest.importorskip("numba", reason="needs the extra `fast`: pip install 'discreet[fast]'")
+    used, made = [], kernel.compiled
+
+    def seen(*shape):
+        used.append(made(*shape))
+        return used[-1]
+
+    monkeypatch.setattr("discreet.schemes.confined.fused.compiled", seen)
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 0)
+    data = sparse(values)
+    fed = prepare(experiment(CGD(initial_scale=0.3)), data, split(4, columns, 60), model)
+    quick, single = (run_rounds(fed, 3, way, data) for way in (True, False))
+    assert used != [] and None not in used
+    torch.testing.assert_close(quick, single, rtol=1e-4, atol=1e-6)
+    assert single.norm() > 0.01
+
+
+def test_the_compiled_loop_adds_up_products(monkeypatch):
+    """More columns than it takes over at once; sums to be added to; a number that is not finite is passed on."""
+    pytest.importorskip("numba", reason="needs the extra `fast`: pip install 'discreet[fast]'")
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 0)
+    generator = torch.Generator().manual_seed(4)
+    examples, columns, width, outputs, hidden = 5, kernel.TOGETHER + 3, 2, 3, 4
+    inputs = torch.randn(examples, columns, width, generator=generator)
+    inputs[0], inputs[1, :, 0] = 0, 0
+    by_outputs = torch.randn(examples, outputs, columns, generator=generator)
+    weight = torch.randn(outputs, columns, hidden, generator=generator)
+    passed = (torch.randn(examples, hidden, generator=generator) > 0).float()
+    before = torch.randn(columns, width, hidden, generator=generator)
+    add = kernel.compiled(inputs[None], outputs, hidden, inputs.device)
+    for mask in (passed, None):
+        found = before.clone()
+        add(inputs, by_outputs, weight, mask, found)
+        factors = [one.double() for one in (inputs, by_outputs, weight, passed)]
+        if mask is None:
+            factors[3].fill_(1)
+        wanted = before.double() + torch.einsum("bcw,boc,och,bh->cwh", *factors)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    by_outputs[2, 1, 4] = float("inf")
+    add(inputs, by_outputs, weight, None, found)
+    assert (~found.isfinite()).any((1, 2)).tolist() == [column == 4 for column in range(columns)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "device"),
+    [((1, 2, 3, 4), 33, "cpu"), ((1, 2, 3, 65), 3, "cpu"), ((1, 2, 3, 4), 3, "cuda")],
+)
+def test_no_loop_is_compiled_where_it_would_not_pay(monkeypatch, inputs, outputs, device):
+    assert kernel.compiled(torch.zeros(1, 10, 7, 2), 3, 4, torch.device("cpu")) is None
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 0)
+    assert kernel.compiled(torch.zeros(inputs), outputs, 5, torch.device(device)) is None
+    monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: None)
+    assert kernel.compiled(torch.zeros(1, 2, 3, 4), 3, 5, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("evaluated", [0, 5])

@@ -18,6 +18,7 @@ from discreet.cohort import Cohort, Grid
 from discreet.evaluation import Map
 from discreet.schemes.base import Task
 from discreet.schemes.confined.heads import Space, Strip, add_blocks, busiest_first, heads, strips_of
+from discreet.schemes.confined.kernel import AddBlocks, compiled
 from discreet.schemes.confined.layout import Layout
 from discreet.schemes.confined.participants import rows_of
 
@@ -47,7 +48,9 @@ class Kept:
         owner: shape (P,): the row of each piece.
         size: outputs of the first layer.
         order: which column comes at which place in all of the above, shape (columns,).
-        strips: of each piece, where participants' heads are a single layer on a row's common activations; else empty.
+        compiled: how gradients of the first layer are added up, where participants' heads are a single layer on a row's
+            common activations; None where by products of matrices.
+        strips: of each piece, for these products; else empty.
     """
 
     inputs: Tensor
@@ -58,6 +61,7 @@ class Kept:
     owner: Tensor
     size: int
     order: Tensor
+    compiled: AddBlocks | None
     strips: tuple[list[Strip], ...]
 
     def stacks(self) -> list[slice]:
@@ -124,13 +128,15 @@ def prepare(
     for _ in parallel(fill, range(rows)):
         pass
     single = cut.layers is not None and len(cut.layers) == 1
-    order, strips = torch.arange(columns), []
+    order, strips, loop = torch.arange(columns), [], None
     if joint and alike:
         inputs, upper = inputs.flatten(2).unsqueeze(2), upper[:, :1]
     elif joint and single and columns > 1:
-        order = busiest_first(inputs)
-        inputs, upper = inputs[:, :, order], upper[:, order]
-        strips = list(parallel(lambda piece: strips_of(piece.to(device), cut.hidden), inputs))
+        loop = compiled(inputs, cut.upper[0].shape[0], cut.hidden, device)
+        if loop is None:
+            order = busiest_first(inputs)
+            inputs, upper = inputs[:, :, order], upper[:, order]
+            strips = list(parallel(lambda piece: strips_of(piece.to(device), cut.hidden), inputs))
     inputs = inputs.to(device)
     if cohort.examples.reconstructs and columns == 1:
         targets = inputs[:, :, 0, : cut.features]  # the same numbers again: they are many
@@ -145,6 +151,7 @@ def prepare(
         owner=torch.from_numpy(np.repeat(np.arange(rows), pieces)).to(device),
         size=cut.hidden,
         order=order.to(device),
+        compiled=loop,
         strips=tuple(strips),
     )
 
@@ -273,9 +280,12 @@ def _common(
             below.mul_(passed)
         blocks_sum[0].addmm_(inputs.flatten(0, 2).T, below.flatten(0, 1))
     else:
-        for one, strips in enumerate(kept.strips[stack]):
-            mask = None if passed is None else passed[one]
-            add_blocks(strips, found.by_outputs[one], weight[one], mask, space, blocks_sum)
+        for one in range(rows):
+            piece = (found.by_outputs[one], weight[one], None if passed is None else passed[one])
+            if kept.compiled is not None:
+                kept.compiled(inputs[one], *piece, blocks_sum)
+            else:
+                add_blocks(kept.strips[stack.start + one], *piece, space, blocks_sum)
     by_upper = [found.by_weight] * len(upper)
     if layer.bias is not None:
         by_upper[layer.bias] = found.by_bias
