@@ -78,6 +78,15 @@ def test_result_has_the_spread_and_the_epsilon():
     assert run.result["theorem_bound"] == pytest.approx(5 * float(distances.max()) + 1, rel=1e-6)
 
 
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"batch_size": 4}, {"max_delay": 1}])
+def test_no_bound_where_the_theorem_says_nothing(settings):
+    scheme = CGD(initial_scale=0.1, **settings)
+    run = simulate(
+        Experiment(data=Data(clients=5), model=Model(name="linear"), scheme=scheme, rounds=2), data=table()
+    )
+    assert run.result["theorem_bound"] is None and run.result["theorem_epsilon"] > 0
+
+
 def test_in_a_grid_models_are_held_against_those_of_their_column():
     scheme = CGD(initial_scale=0.3)
     columns = (np.array([0, 2]), np.array([1]), np.array([3]))

@@ -368,10 +368,15 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             for column in range(grid.columns)
         ]
         epsilon = columns[0].epsilon if grid.columns == 1 else None
+        # of other steps, of batches and of delays the theorem says nothing
+        covered = self.optimizer == "sgd" and not self.batch_size and not self.max_delay
+        bound = None
+        if epsilon is not None and covered:
+            bound = theory.theorem_bound(epsilon, rounds, self.decay)
         return {
             "spread": math.sqrt(sum(one.rms**2 for one in columns) / grid.columns),
             "theorem_epsilon": epsilon,
-            "theorem_bound": None if epsilon is None else theory.theorem_bound(epsilon, rounds, self.decay),
+            "theorem_bound": bound,
         }
 
     # ---- adding up without writing single contributions down
