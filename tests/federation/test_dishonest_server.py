@@ -12,7 +12,7 @@ from discreet.federation import parts
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure
 from discreet.federation.masker import Masker
-from discreet.federation.parts import Holding
+from discreet.federation.parts import Holding, Work
 from discreet.federation.party import Facts, deployed, prepared
 from discreet.federation.refusal import Refusal
 from discreet.federation.state import SumState
@@ -67,10 +67,12 @@ def test_a_site_with_limits_is_in_no_sum_of_which_it_cannot_see_who_is_in_it(lim
         assert masker._terms(envelope, there).threshold < 100
 
 
-def lied_to(arc, survivors=None):
+def lied_to(arc, survivors=None, own_minimum=2):
     """Eight honest clients of a sum in which all are neighbours, of whom some hear of each other alone."""
     about = terms(TOLERANT, 8)
-    clients = {one: MaskingClient.start(about, one, Seeded(1)) for one in about.cohort}
+    clients = {
+        one: MaskingClient.start(about, one, Seeded(1), own_minimum=own_minimum) for one in about.cohort
+    }
     server = MaskingServer(about)
     for one, client in clients.items():
         server.collect(one, client.advertise())
@@ -100,6 +102,36 @@ def test_a_site_unmasks_no_sum_of_fewer_than_the_noise_is_sized_for():
     lied_to(tuple(range(8)), tuple(range(7)))
     with pytest.raises(RoundAborted, match="6 clients left, 7 needed"):
         lied_to(tuple(range(8)), tuple(range(6)))
+
+
+def test_a_site_holds_out_for_its_own_minimum():
+    lied_to(tuple(range(7)), own_minimum=7)
+    with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
+        lied_to(tuple(range(7)), own_minimum=8)
+    with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
+        lied_to(tuple(range(8)), tuple(range(7)), own_minimum=8)
+
+
+@pytest.mark.parametrize(("minimum", "attempts", "counted"), [(3, 1, 3), (4, 2, 4)])
+def test_no_sum_of_fewer_than_a_site_asks_for_is_unmasked(minimum, attempts, counted):
+    """One of four is silent once: up to a third may be, but not where the owners say four."""
+    asked = dataclasses.replace(CGD, secure="masked", rounds=2)
+
+    def late(site, message, answer):
+        request = Envelope.from_bytes(message, kind=Kind.REQUEST, site=site, key=SERVER.public, peer="server")
+        if any(isinstance(parts.asked(part), Work) for part in request.parts):
+            tried.add((request.round, request.attempt))
+            if site == 3 and not missed:
+                missed.append(site)
+                return Failure("timeout")
+        return answer(message)
+
+    members, missed, tried = parties(limits=Limits(minimum_cohort=minimum), pinned=roster()), [], set()
+    result = run(asked, members, fault=late, rehearse=False, roster=roster())
+    assert missed and len([one for one in tried if one[0] == 1]) == attempts
+    assert [line["participants"] for line in result.metrics] == [
+        counted
+    ] * 2  # with round 1 went the keys for round 2
 
 
 # ---- additive shares

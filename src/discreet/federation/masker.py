@@ -65,6 +65,7 @@ class Masker:
                 self.secrets,
                 identity=self.identity.private,
                 roster=self._roster,
+                own_minimum=self.limits.minimum_cohort,
             )
             answer = Masked(client.advertise())
             return answer, run.with_sum(replace(fresh, client=client.state_bytes()))
@@ -78,7 +79,8 @@ class Masker:
     ) -> tuple[Answered, RunState]:
         """One step of a client, and where it then stands."""
         terms = self._terms(envelope, there)
-        client = MaskingClient.restore(there.client, terms, roster=self._roster)
+        least = self.limits.minimum_cohort
+        client = MaskingClient.restore(there.client, terms, roster=self._roster, own_minimum=least)
         answer = Masked(step(client))
         return answer, run.with_sum(replace(there, client=client.state_bytes()))
 

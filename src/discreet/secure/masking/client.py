@@ -44,8 +44,11 @@ _SERVER = "server"
 class MaskingClient:
     """One client in one masked sum; made by `start` or `restore`."""
 
-    def __init__(self, terms: MaskingTerms, state: ClientState, roster: Roster | None) -> None:
+    def __init__(
+        self, terms: MaskingTerms, state: ClientState, roster: Roster | None, own_minimum: int = 2
+    ) -> None:
         self._terms, self._state, self._roster = terms, state, roster
+        self._fewest = max(terms.minimum_survivors, own_minimum)
 
     def __repr__(self) -> str:
         return f"MaskingClient({self.client}, {self.progress.name})"
@@ -59,6 +62,7 @@ class MaskingClient:
         *,
         identity: Ed25519PrivateKey | None = None,
         roster: Roster | None = None,
+        own_minimum: int = 2,
     ) -> MaskingClient:
         """A client that is about to advertise its keys.
 
@@ -68,6 +72,8 @@ class MaskingClient:
             randomness: `SystemRandom` in a deployment; `Seeded` in a simulation, in which nothing is secret.
             identity: signs the keys that it advertises.
             roster: identities of its peers. Without it the client takes the server's word for whose keys are whose.
+            own_minimum: this client is in no sum of fewer, whatever the terms allow. In a complete graph it makes sure
+                of that; in a sparser one it has the server's word for how many are left.
 
         Raises:
             LocalProtocolError: the client is not of the cohort.
@@ -76,16 +82,19 @@ class MaskingClient:
             raise LocalProtocolError(f"client {client} is not of the cohort")
         secrets = keys.draw(randomness, terms, client)
         signature = secrets.public(terms, client, identity).signature
-        return cls(terms, ClientState(client, Progress.STARTED, secrets, signature), roster)
+        state = ClientState(client, Progress.STARTED, secrets, signature)
+        return cls(terms, state, roster, own_minimum)
 
     @classmethod
-    def restore(cls, data: bytes, terms: MaskingTerms, *, roster: Roster | None = None) -> MaskingClient:
-        """The client whose `state_bytes` these are; terms and roster must be the same.
+    def restore(
+        cls, data: bytes, terms: MaskingTerms, *, roster: Roster | None = None, own_minimum: int = 2
+    ) -> MaskingClient:
+        """The client whose `state_bytes` these are; terms, roster and its own minimum must be the same.
 
         Raises:
             LocalProtocolError: they are damaged, or of other terms or another roster.
         """
-        return cls(terms, ClientState.from_bytes(data, terms, roster), roster)
+        return cls(terms, ClientState.from_bytes(data, terms, roster), roster, own_minimum)
 
     def state_bytes(self) -> bytes:
         """All that the client needs to go on. **Secret**: keep it where only the client can read it."""
@@ -230,8 +239,8 @@ class MaskingClient:
             self._check(len(survivors) <= request.survivor_count <= others, "survivor_count: cannot be")
             self._require_holders(request.survivors)
             self._require_survivors(request.survivors)
-            if request.survivor_count < terms.minimum_survivors:
-                raise RoundAborted(request.survivors, terms.minimum_survivors)
+            if request.survivor_count < self._fewest:
+                raise RoundAborted(request.survivors, self._fewest)
             reply = UnmaskShares(
                 self.client,
                 tuple((peer, held[peer].seed) for peer in request.survivors),
@@ -261,8 +270,8 @@ class MaskingClient:
 
     def _require_survivors(self, there: list[int] | tuple[int, ...]) -> None:
         """Where all others are neighbours, see to it that the sum can only be of enough."""
-        if self._terms.complete and len(there) < self._terms.minimum_survivors:
-            raise RoundAborted(sorted(there), self._terms.minimum_survivors)
+        if self._terms.complete and len(there) < self._fewest:
+            raise RoundAborted(sorted(there), self._fewest)
 
     def _check_peers(self, peers: tuple[tuple[int, PublicKeys], ...]) -> None:
         terms, secrets = self._terms, self._secrets()
