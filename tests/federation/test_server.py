@@ -7,8 +7,11 @@ import pytest
 import torch
 from parties import (
     ALLOWED,
+    SERVER,
+    SIZES,
     dealt,
     experiment,
+    identity,
     parties,
     roster,
     run,
@@ -19,12 +22,14 @@ from parties import (
 import discreet.federation.server
 from discreet.config import Data, Dropouts, Engine, Experiment
 from discreet.errors import ConfigError, RunAborted, RunFolderError, UserError
+from discreet.federation import parts
 from discreet.federation.kept import kept_model
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure, MemoryLink
 from discreet.federation.server import REHEARSED, TRUSTED
 from discreet.schemes import ConfinedGradientDescent, DPSignFed, FedAvg, Lossless
 from discreet.simulation import simulate
+from discreet.wire import Envelope, Kind
 
 CLOCKS = {"seconds", "evaluation_seconds", "uplink_bytes", "downlink_bytes"}
 """Figures that are not those of a simulation: times, and bytes with their envelopes."""
@@ -137,11 +142,37 @@ def test_confined_models_of_a_deployment_move_together_and_are_judged_at_home():
 def test_every_site_ends_with_the_global_model():
     members = parties()
     found = run(experiment("fedavg"), members)
-    for one in members:
+    for one, held in zip(members, SIZES, strict=True):
         kept = kept_model(one.state)
         assert torch.equal(kept.vector, found.vector)
-        assert kept.facts["rounds"] == 3 and kept.facts["examples"] == [7, 13, 20, 9]
+        assert kept.facts["rounds"] == 3 and kept.facts["examples"] == held
     assert kept_model(b"") is None
+
+
+UNCOUNTED = ("fedsgd", "fedavg", "robust-fedavg", "signfed", "dp-fedavg", "dp-signfed", "local")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "told"),
+    [*((name, (1, 1, 1, 1)) for name in UNCOUNTED), *((name, SIZES) for name in ("cgd", "lossless"))],
+)
+def test_no_more_is_told_of_numbers_of_examples_than_the_scheme_goes_by(scheme, told):
+    begun, welcomed = set(), {}
+
+    def heard(site, message, answer):
+        request = Envelope.from_bytes(message, kind=Kind.REQUEST, site=site, key=SERVER.public, peer="server")
+        begun.update(one.sizes for part in request.parts if isinstance(one := parts.asked(part), parts.Begin))
+        said = answer(message)
+        reply = Envelope.from_bytes(said, kind=Kind.REPLY, site=site, key=identity(site).public, peer="site")
+        for part in reply.parts:
+            if part.kind == parts.Welcome.kind:
+                welcomed[site] = parts.answered(part).examples
+        return said
+
+    asked = experiment(scheme, rounds=1)
+    result = run(asked, parties(), fault=heard)
+    assert begun == {told} and tuple(welcomed[site] for site in range(4)) == told
+    assert same_state(result, simulated(asked))
 
 
 def test_metrics_say_what_passed_between_whom():

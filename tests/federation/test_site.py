@@ -43,7 +43,8 @@ class Server:
     def __init__(self, asked, members, *, rehearse=True, key=SERVER, run=RUN, session=1, partition=None):
         self.asked, self.members, self.rehearse, self.key = asked, members, rehearse, key
         self.run, self.session, self.sequence = run, session, 0
-        self.facts = Facts.of(dealt() if partition is None else partition)
+        held = Facts.of(dealt() if partition is None else partition)
+        self.facts = held.told_under(asked.scheme)
         self.federation = prepared(deployed(asked), self.facts, BLOBS, None)
         self.hello = Hello(key.public, rehearse, len(members), to_toml(self.federation.experiment))
 

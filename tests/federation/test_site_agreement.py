@@ -46,7 +46,7 @@ def test_shares_open_only_between_sites_of_one_experiment():
     server = Server(CGD, parties())
     welcomes = [server.ask(site, server.hello) for site in range(3)]
     welcomes.append(server.ask(3, other(server, seed=CGD.seed + 1)))
-    server.begun = Begin(SIZES, (), tuple(one.member for one in welcomes))
+    server.begun = Begin(server.facts.sizes, (), tuple(one.member for one in welcomes))
     for site in range(4):
         assert isinstance(server.ask(site, server.begun), parts.Ready)
     held = server.shares(range(4))
@@ -60,7 +60,7 @@ def test_masks_are_agreed_on_only_between_sites_of_one_experiment():
     server = Server(VOTES, parties())
     welcomes = [server.ask(site, server.hello) for site in range(3)]
     welcomes.append(server.ask(3, other(server, seed=VOTES.seed + 1)))
-    server.begun = Begin(SIZES, (), tuple(one.member for one in welcomes))
+    server.begun = Begin(server.facts.sizes, (), tuple(one.member for one in welcomes))
     for site in range(4):
         assert isinstance(server.ask(site, server.begun), parts.Ready)
     with pytest.raises(RemoteProtocolError):

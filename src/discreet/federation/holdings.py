@@ -69,13 +69,17 @@ class Holdings:
             UserError: the data cannot be read, or does not fit the experiment.
             Refusal: this site, or another one, holds other data than that.
         """
+        held = self.of(experiment, text, facts.sites)
+        known = facts.known_to(self.number, held[0])
         if self.data is not None:
-            found = prepared(experiment, facts, self._loaded(self.data), None)
+            found = prepared(experiment, known, self._loaded(self.data), None)
         else:
             found = self._of_the_experiment(experiment, text)
-            require("data", Facts.of(found.partition) == facts, "others hold other data than here")
-        held = self.of(experiment, text, facts.sites)
-        require("data", held == facts.of_site(self.number), "this site holds other data than was said")
+            dealt = Facts.of(found.partition).told_under(experiment.scheme)
+            require("data", dealt == facts, "others hold other data than here")
+        told = known.told_under(experiment.scheme)
+        same = told == facts and held == known.of_site(self.number)
+        require("data", same, "this site holds other data than was said")
         return found
 
     def _loaded(self, data: OwnData) -> Dataset:

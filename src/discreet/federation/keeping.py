@@ -125,8 +125,6 @@ def card_of(kept: KeptModel, entries: Sequence[Entry], settings: SiteSettings, d
         delta: at which its owner counts; None for the experiment's.
     """
     experiment, facts = experiment_of(kept), kept.facts
-    rows = facts["examples"]  # of a grid's rows, each with so many sites
-    own_row = settings.number // max(1, facts["sites"] // max(1, len(rows)))
     scheme = experiment.scheme
     at = delta or (USUAL_DELTA if experiment.privacy is None else experiment.privacy.delta)
     own = [entry for entry in entries if entry.run.hex() == facts["run"]]
@@ -137,7 +135,7 @@ def card_of(kept: KeptModel, entries: Sequence[Entry], settings: SiteSettings, d
         dataset=settings.data.source if settings.data.own else experiment.data.name,
         parameters=0 if kept.vector is None else len(kept.vector),
         rounds=facts["rounds"],
-        examples=rows[own_row] if own_row < len(rows) else 0,
+        examples=facts["examples"],
         site=settings.name,
         number=settings.number,
         sites=facts["sites"],

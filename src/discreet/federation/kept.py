@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from discreet.federation.party import as_tensor
-from discreet.federation.requests import Begin
 from discreet.federation.state import SiteState
 
 
@@ -22,7 +21,7 @@ class KeptModel:
         vector: the model's parameters, shape (n,); None before the end, and where the scheme gives it no model.
         experiment: what ran, as TOML.
         facts: what a model card says: ``run`` (hexadecimal), ``number`` (only if asked), ``sites``, ``rounds`` that
-            were played, ``examples`` of each row.
+            were played, ``examples`` that the site holds.
     """
 
     vector: Tensor | None
@@ -39,12 +38,11 @@ def kept_model(state: bytes) -> KeptModel | None:
     run = SiteState.from_bytes(state).run if state else None
     if run is None:
         return None
-    begin = Begin.from_bytes(run.begun) if run.begun else None
     facts = {
         "run": run.run.hex(),
         "sites": run.sites,
         "rounds": run.played,
-        "examples": [] if begin is None else list(begin.sizes),
+        "examples": run.examples,
         "rehearsal": run.rehearse,
     }
     vector = as_tensor(run.model, torch.float32) if run.model else None

@@ -19,6 +19,7 @@ from discreet.errors import ConfigError, LocalProtocolError, UserError
 from discreet.federation.requests import MOST_EXAMPLES
 from discreet.preparation import Federation, prepare
 from discreet.randomness import Keyed, Seeded, SystemRandom
+from discreet.schemes.base import Scheme
 from discreet.schemes.traits import Narrowed
 
 
@@ -27,7 +28,7 @@ class Facts:
     """Who holds how much of what: public.
 
     Attributes:
-        sizes: examples of each row.
+        sizes: examples of each row, or see `told_under`.
         columns: features of each column; empty where everybody has all.
     """
 
@@ -49,6 +50,18 @@ class Facts:
         """How many examples a site holds, and which features; none where everybody has all."""
         columns = max(1, len(self.columns))
         return self.sizes[number // columns], self.columns[number % columns] if self.columns else ()
+
+    def told_under(self, scheme: Scheme[Any, Any]) -> Facts:
+        """What of them is told: of a scheme that does not go by numbers of examples, 1 for who has any."""
+        if scheme.counts_examples:
+            return self
+        return replace(self, sizes=tuple(min(size, 1) for size in self.sizes))
+
+    def known_to(self, number: int, examples: int) -> Facts:
+        """The same for a site that knows how many examples it has itself."""
+        sizes = list(self.sizes)
+        sizes[number // max(1, len(self.columns))] = examples
+        return replace(self, sizes=tuple(sizes))
 
     @property
     def is_dealt_once(self) -> bool:
@@ -125,7 +138,7 @@ def prepared(
     folder, own = None if data_dir is None else Path(data_dir), data is not None
     if data is None:
         found = prepare(experiment, data_dir=folder)
-        if facts is None or Facts.of(found.partition) == facts:
+        if facts is None or Facts.of(found.partition).told_under(experiment.scheme) == facts:
             return found
         data = load_data(experiment, folder)
     if (

@@ -34,7 +34,7 @@ class Welcome(Answered):
     Attributes:
         identity: its public key.
         number: its number.
-        examples: how many training examples it holds.
+        examples: how many training examples it holds; where the scheme does not go by that, 1 for any.
         features: which input features it holds; empty for all.
         share_key, vouched: see `Member`.
         allows: what its owner allows, in a line.

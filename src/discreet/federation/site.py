@@ -236,13 +236,13 @@ class Site:
         answer = parts.Welcome(
             self.identity.public,
             self.number,
-            examples,
+            examples if experiment.scheme.counts_examples else min(examples, 1),
             features,
             share_key,
             vouched,
             _in_a_line(self.limits),
         )
-        return answer, known.running(replace(run, sums=()))
+        return answer, known.running(replace(run, sums=(), examples=examples))
 
     def _check_allowed(self, experiment: Experiment, sites: int, rehearse: bool, columns: int = 1) -> None:
         own = self.holdings.data is not None

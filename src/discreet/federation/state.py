@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from discreet.federation.fields import Bytes, Exactly, Many, Of, Record, Text, Truth, Whole
 from discreet.federation.parts import LONGEST_EXPERIMENT
+from discreet.federation.requests import MOST_EXAMPLES
 from discreet.wire import KEY_BYTES, MOST_ROUNDS, MOST_SITES, RUN_BYTES
 
 _ROUND = Whole(4, MOST_ROUNDS)
@@ -115,6 +116,7 @@ class RunState(Record):
         worked: where the site last contributed.
         ended: where it was when the run was over.
         judged: models of rounds before this one are judged no more.
+        examples: how many training examples the site holds.
     """
 
     written: ClassVar = {
@@ -135,6 +137,7 @@ class RunState(Record):
         "worked": Of(Place),
         "ended": Of(Place),
         "judged": Whole(4),
+        "examples": Whole(8, MOST_EXAMPLES),
     }
     run: bytes
     rehearse: bool
@@ -153,6 +156,7 @@ class RunState(Record):
     worked: Place = Place(0, 0, 0, 0)
     ended: Place = Place(0, 0, 0, 0)
     judged: int = 0
+    examples: int = 0
 
     def before(self, round: int) -> bytes | None:
         """What was kept of the rounds before one; None for nothing."""

@@ -197,6 +197,8 @@ class Scheme(Protocol[StateT, PayloadT]):
         splits_columns: True if participants may hold some of the columns only.
         private: True if it is differentially private; its sums are then over a `Ring`.
         modular: True if its sums are over a `Ring`, or can be, so that they can be secure.
+        counts_examples: True if participants have to know how many examples each of them has; between real sites none
+            is asked for that otherwise.
     """
 
     summary: ClassVar[str]
@@ -205,6 +207,7 @@ class Scheme(Protocol[StateT, PayloadT]):
     splits_columns: ClassVar[bool]
     private: ClassVar[bool]
     modular: ClassVar[bool]
+    counts_examples: ClassVar[bool]
 
     def init(self, task: Task) -> StateT:
         """The server's state before round 1: a frozen dataclass of tensors."""
@@ -265,6 +268,7 @@ class SharedModel:
     splits_columns: ClassVar[bool] = False
     private: ClassVar[bool] = False
     modular: ClassVar[bool] = False
+    counts_examples: ClassVar[bool] = False
 
     def init(self, task: Task) -> GlobalModel:
         """The initial model."""

@@ -85,6 +85,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
     pooled: ClassVar[bool] = False
     everyone: ClassVar[bool] = True
     splits_columns: ClassVar[bool] = True
+    counts_examples: ClassVar[bool] = True
     private: ClassVar[bool] = False
     modular: ClassVar[bool] = True
     misdeeds: ClassVar[frozenset[Misdeed]] = frozenset({"data", "update", "boost"})

@@ -103,6 +103,7 @@ class Lossless(CommonStep, SharedModel):
 
     summary: ClassVar[str] = "gradients of a perturbed model, from which the server recovers the exact one"
     modular: ClassVar[bool] = True
+    counts_examples: ClassVar[bool] = True
 
     batch_size: int = Field(default=0, ge=0)
     m: int = Field(default=1, ge=1)
