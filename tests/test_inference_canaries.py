@@ -20,6 +20,7 @@ from discreet.adversaries.inference.canaries import (
     scores,
 )
 from discreet.adversaries.settings import Adversary
+from discreet.audits import canary
 from discreet.audits.canary import MODELS, SUMS, claim, evidence, planted, played
 from discreet.config import Data, Experiment, Model, Privacy
 from discreet.randomness import Seeded
@@ -135,6 +136,21 @@ def test_what_is_shown_stays_below_what_is_claimed_and_lies_above_it_without_noi
     assert 0 < too_low < claimed
     for bound in evidence(planted(broken), ROUNDS, 1e-4).values():
         assert bound.epsilon > too_low
+
+
+def test_canaries_are_looked_for_a_few_at_a_time(monkeypatch):
+    there = planted(prepared(PRIVATE[0], noise=0.5))
+    whole = evidence(there, 2, 1e-4)
+    sizes, made = set(), canary.directions
+
+    def seen(randomness, round, canaries, length):
+        sizes.add(len(canaries))
+        return made(randomness, round, canaries, length)
+
+    monkeypatch.setattr(canary, "directions", seen)
+    monkeypatch.setattr(canary, "AT_ONCE", 7 * there.federation.task.parameters + 1)
+    assert evidence(there, 2, 1e-4) == whole
+    assert sizes == {7, 80 % 7} and len(there.canaries) == 80
 
 
 def test_the_bound_is_not_empty_where_there_is_little_noise():

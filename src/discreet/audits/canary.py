@@ -42,6 +42,9 @@ LOUD = 2.0
 
 SUMS, MODELS = "noisy sums", "models alone"
 
+AT_ONCE = 1 << 24
+"""Numbers of canaries' updates that are looked for at once: all of them together need not fit into memory."""
+
 
 @dataclass(frozen=True, eq=False)
 class Planted:
@@ -131,10 +134,13 @@ def evidence(there: Planted, rounds: int, delta: float) -> dict[str, Bound]:
     federation = there.federation
     task = federation.task
     found = {name: torch.zeros(len(there.canaries), dtype=torch.float64) for name in (SUMS, MODELS)}
+    some = max(1, AT_ONCE // task.parameters)
     for release in played(federation, rounds):
-        signs = directions(task.randomness, release.round, there.canaries, task.parameters)
-        found[SUMS] += scores(release.total, signs)
-        found[MODELS] += scores(release.move, signs)
+        for first in range(0, len(there.canaries), some):
+            part = slice(first, first + some)
+            signs = directions(task.randomness, release.round, there.canaries[part], task.parameters)
+            found[SUMS][part] += scores(release.total, signs)
+            found[MODELS][part] += scores(release.move, signs)
     return {name: bounded(score, there.coins, delta) for name, score in found.items()}
 
 
