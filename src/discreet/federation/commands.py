@@ -71,30 +71,33 @@ def federate(
     _need_flower()
     from discreet import config
     from discreet.federation import local
+    from discreet.runs import CHECKPOINT
 
     chosen = local.between(config.load(experiment, settings or ()), nodes)
     folder = out or free_folder(experiment, resume)
     trial = local.Trial(
         experiment=chosen, sites=nodes, out=folder, resume=resume, rehearse=rehearse, data_dir=data_dir
     )
+    again = flags.resuming(
+        "federate",
+        experiment,
+        f"--nodes={nodes}",
+        settings=settings,
+        others=["--rehearse"] if rehearse else [],
+        data_dir=data_dir,
+        out=folder,
+    )
     to_stderr = redirect_stdout(sys.stderr) if as_json else nullcontext()
     try:
         with to_stderr, round_bar(hidden=quiet or not sys.stderr.isatty()) as (_, on_round):
             result = local.federate(trial, on_round=on_round)
     except KeyboardInterrupt:
-        again = flags.resuming(
-            "federate",
-            experiment,
-            f"--nodes={nodes}",
-            settings=settings,
-            others=["--rehearse"] if rehearse else [],
-            data_dir=data_dir,
-            out=folder,
-        )
         complain(f"interrupted, finished rounds are kept; to go on: {again}")
         raise SystemExit(130) from None
     except local.FederationFailed as error:
         complain(str(error))
+        if (folder / CHECKPOINT).exists():
+            complain(f"finished rounds are kept; to go on: {again}")
         raise SystemExit(1) from None
     if as_json:
         print(json.dumps(result, indent=1))
