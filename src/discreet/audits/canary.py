@@ -15,6 +15,7 @@ from discreet.adversaries.inference.canaries import (
     CONFIDENCE,
     Bound,
     Canaries,
+    among_groups,
     bounded,
     directions,
     scores,
@@ -30,6 +31,7 @@ from discreet.randomness import SERVER
 from discreet.rounds import play_round
 from discreet.sampling import attend
 from discreet.schemes.dp_fedavg import ClippedModel
+from discreet.schemes.private import promise_of
 from discreet.schemes.traits import RecordLevel, releases_a_round
 from discreet.sums import answer
 from discreet.tally import Tally
@@ -67,7 +69,7 @@ class Release:
 
     Attributes:
         round: counted from 1.
-        total: the noisy sum of the parameters, shape (n,).
+        total: the noisy sum of the parameters, or of each group, shape (groups, n).
         move: how the model moved, shape (n,).
     """
 
@@ -124,9 +126,9 @@ def played(federation: Federation, rounds: int) -> Iterator[Release]:
             before.clip_norm
         )  # ranges of norms, no updates
         if total is not None and total.count and not first:
-            summed = total.values.reshape(-1, total.values.shape[-1]).double().sum(0)
+            sums = total.values.reshape(-1, total.values.shape[-1]).double()
             move = scheme.vector(state) - scheme.vector(before)
-            yield Release(round, summed[: task.parameters], move)
+            yield Release(round, sums[:, : task.parameters], move)
 
 
 def evidence(there: Planted, rounds: int, delta: float) -> dict[str, Bound]:
@@ -139,9 +141,19 @@ def evidence(there: Planted, rounds: int, delta: float) -> dict[str, Bound]:
         for first in range(0, len(there.canaries), some):
             part = slice(first, first + some)
             signs = directions(task.randomness, release.round, there.canaries[part], task.parameters)
-            found[SUMS][part] += scores(release.total, signs)
+            found[SUMS][part] += _in_sums(federation, release.total, signs)
             found[MODELS][part] += scores(release.move, signs)
     return {name: bounded(score, there.coins, delta) for name, score in found.items()}
+
+
+def _in_sums(federation: Federation, total: Tensor, signs: Tensor) -> Tensor:
+    """How much of each canary there is in a round's sums, for who knows neither who took part nor in which group."""
+    if len(total) == 1:
+        return scores(total[0], signs)
+    promise = promise_of(federation.task)
+    chance = min(1.0, promise.expected_cohort / federation.partition.clients)
+    # groups are of votes, and a canary's are all of size 1
+    return among_groups(total, signs, math.sqrt(total.shape[1]), chance)
 
 
 def measure(case: Case) -> Sequence[Finding] | Illustrated:

@@ -85,6 +85,30 @@ def scores(released: Tensor, canaries: Tensor) -> Tensor:
     return canaries.double() @ (released / unit)
 
 
+def among_groups(released: Tensor, canaries: Tensor, norm: float, chance: float) -> Tensor:
+    """How much likelier several sums are with a canary in one of them, nobody knows in which, than without it.
+
+    All that is in a sum besides is taken to be normal. Adding the sums up instead would add up the noise of all.
+
+    Args:
+        released: shape (g, n): the sums of a round's groups.
+        canaries: their directions of the round, shape (m, n).
+        norm: of what a canary that is in adds to the sum that it is in, in L2.
+        chance: with which a client takes part in a round, in (0, 1].
+
+    Returns:
+        Float64, shape (m,): the logarithm of the ratio, the groups being alike before anything is seen.
+    """
+    released = released.double()
+    units = released.square().mean(1).sqrt()
+    seen = torch.where(units > 0, units, torch.inf)  # a sum of nothing says nothing
+    signal = norm / seen
+    ratios = (canaries.double() @ (released / seen[:, None]).T) * signal - signal.square() / 2
+    inside = torch.logsumexp(ratios, 1) - math.log(len(released))
+    part = torch.tensor(chance, dtype=torch.float64)
+    return torch.logaddexp(inside + part.log(), (-part).log1p())
+
+
 @dataclass(frozen=True)
 class Bound:
     """What guesses show.
