@@ -30,8 +30,9 @@ class Limits:
 
     Attributes:
         schemes: names of schemes that may run, or ``"all"``.
-        minimum_cohort: the site adds to no sum that fewer sites are drawn for, and lets none be read that has fewer
-            in it; on a grid, of any column. In the clear the server sees every contribution anyway.
+        minimum_cohort: the site adds to no sum that fewer sites are drawn for, and helps to read none that has fewer in
+            it; on a grid, of any column. Other sites, if enough of them ask for less, can read such a sum without it. In
+            the clear the server sees every contribution anyway.
         epsilon: what all runs together may cost; None for no limit. With one, schemes that promise no privacy are
             refused, and sums in the clear: what the server sees of one site has only that site's share of the noise.
         delta: at which `epsilon` is counted, in (0, 1); None only without an epsilon.

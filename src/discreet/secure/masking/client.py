@@ -72,8 +72,8 @@ class MaskingClient:
             randomness: `SystemRandom` in a deployment; `Seeded` in a simulation, in which nothing is secret.
             identity: signs the keys that it advertises.
             roster: identities of its peers. Without it the client takes the server's word for whose keys are whose.
-            own_minimum: this client is in no sum of fewer, whatever the terms allow. In a complete graph it makes sure
-                of that; in a sparser one it has the server's word for how many are left.
+            own_minimum: this client neither masks for nor unmasks a sum of fewer, whatever the terms allow. Once it has
+                sent its masked input, `threshold` others that ask for less can unmask without it.
 
         Raises:
             LocalProtocolError: the client is not of the cohort.
