@@ -263,7 +263,7 @@ def envelope(kind: Kind, made: Sequence[parts.Asked] | Sequence[parts.Answered])
 def asked() -> list[list[parts.Asked]]:
     """Requests with every kind of part."""
     key, signature = bytes(32), bytes(64)
-    members = tuple(parts.Member(key, key, signature) for _ in range(3))
+    members = tuple(parts.Member(key, key, 3, signature) for _ in range(3))
     work = parts.Work(0, 3, parts.MASKED, b"payload", (b"total",), 4, b"delivered", (0, 1, 2))
     return [
         [parts.Hello(SERVER_IDENTITY.public, True, 3, 'rounds = 3\n[data]\nname = "digits"\n')],
@@ -279,7 +279,7 @@ def answered() -> list[list[parts.Answered]]:
     """Replies with every kind of part."""
     key, signature = bytes(32), bytes(64)
     return [
-        [parts.Welcome(SITE_IDENTITY.public, SITE, 40, (0, 1), key, signature, "all")],
+        [parts.Welcome(SITE_IDENTITY.public, SITE, 40, (0, 1), key, 3, signature, "all")],
         [parts.Ready(), parts.Told(0.5, False, 3)],
         [parts.Contributed(True, bytes(40)), parts.Evaluated(0.5, None, 9)],
         [parts.Masked(bytes(60)), parts.Masked(b"")],

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from parties import BLOBS, SERVER, dealt, experiment, identity, parties, roster, run
-from test_site import CGD, begun, cause
+from parties import ALLOWED, BLOBS, SERVER, dealt, experiment, identity, parties, roster, run
+from test_site import CGD, Server, begun, cause
 
 from discreet.config import Privacy
 from discreet.errors import ConfigError, RoundAborted
@@ -12,14 +12,14 @@ from discreet.federation import parts
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure
 from discreet.federation.masker import Masker
-from discreet.federation.parts import Holding, Work
+from discreet.federation.parts import Holding, Masking, Work
 from discreet.federation.party import Facts, deployed, prepared
 from discreet.federation.refusal import Refusal
 from discreet.federation.state import SumState
 from discreet.federation.terms import ALL_NEIGHBOURS, masking_terms
 from discreet.randomness import Seeded
 from discreet.schemes import DPSignFed
-from discreet.secure.masking import MaskingClient, MaskingServer
+from discreet.secure.masking import STAGES, MaskingClient, MaskingServer, Stage
 from discreet.secure.masking.messages import DeliveredShares, SharedKeys, UnmaskRequest
 from discreet.wire import Envelope, Kind
 
@@ -27,6 +27,10 @@ OWNER = Limits(minimum_cohort=3)
 NOISY = experiment(DPSignFed(steps=1), rounds=2, privacy=Privacy(noise_multiplier=0.5))
 SHARED = dataclasses.replace(NOISY, secure="additive")
 TOLERANT = experiment(DPSignFed(steps=1), privacy=Privacy(noise_multiplier=0.5, dropout_tolerance=0.2))
+
+
+SPARE = 1
+"""The site that holds no shares in the first attempt at round 1 of `CGD`."""
 
 
 def terms(asked, cohort):
@@ -67,12 +71,10 @@ def test_a_site_with_limits_is_in_no_sum_of_which_it_cannot_see_who_is_in_it(lim
         assert masker._terms(envelope, there).threshold < 100
 
 
-def lied_to(arc, survivors=None, own_minimum=2):
+def lied_to(arc, survivors=None, minima=None):
     """Eight honest clients of a sum in which all are neighbours, of whom some hear of each other alone."""
     about = terms(TOLERANT, 8)
-    clients = {
-        one: MaskingClient.start(about, one, Seeded(1), own_minimum=own_minimum) for one in about.cohort
-    }
+    clients = {one: MaskingClient.start(about, one, Seeded(1), minima=minima) for one in about.cohort}
     server = MaskingServer(about)
     for one, client in clients.items():
         server.collect(one, client.advertise())
@@ -104,34 +106,68 @@ def test_a_site_unmasks_no_sum_of_fewer_than_the_noise_is_sized_for():
         lied_to(tuple(range(8)), tuple(range(6)))
 
 
-def test_a_site_holds_out_for_its_own_minimum():
-    lied_to(tuple(range(7)), own_minimum=7)
-    with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
-        lied_to(tuple(range(7)), own_minimum=8)
-    with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
-        lied_to(tuple(range(8)), tuple(range(7)), own_minimum=8)
+def test_sites_hold_out_for_the_minimum_of_each_in_the_sum():
+    lied_to(tuple(range(7)), minima={0: 7, 3: 5})
+    lied_to(tuple(range(8)), tuple(range(7)), minima={7: 8})  # who is not in the sum has no say
+    for minima in ({0: 8}, {3: 8}, dict.fromkeys(range(8), 8)):
+        with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
+            lied_to(tuple(range(7)), minima=minima)
+        with pytest.raises(RoundAborted, match="7 clients left, 8 needed"):
+            lied_to(tuple(range(8)), tuple(range(7)), minima=minima)
 
 
-@pytest.mark.parametrize(("minimum", "attempts", "counted"), [(3, 1, 3), (4, 2, 4)])
-def test_no_sum_of_fewer_than_a_site_asks_for_is_unmasked(minimum, attempts, counted):
-    """One of four is silent once: up to a third may be, but not where the owners say four."""
-    asked = dataclasses.replace(CGD, secure="masked", rounds=2)
+@pytest.mark.parametrize(("secure", "gone"), [("masked", 3), ("additive", SPARE)])
+@pytest.mark.parametrize(
+    ("asked_by_gone", "asked_by_one", "asked_by_others", "attempts", "counted"),
+    [(3, 3, 3, 1, 3), (4, 4, 4, 2, 4), (1, 4, 1, 2, 4), (4, 1, 1, 1, 3)],
+)
+def test_no_sum_of_fewer_than_a_site_in_it_asks_for_is_read(
+    secure, gone, asked_by_gone, asked_by_one, asked_by_others, attempts, counted
+):
+    """One of four is silent once: up to a third may be, but not where the owner of one that is left says four."""
+    asked = dataclasses.replace(CGD, secure=secure, rounds=2)
 
     def late(site, message, answer):
         request = Envelope.from_bytes(message, kind=Kind.REQUEST, site=site, key=SERVER.public, peer="server")
-        if any(isinstance(parts.asked(part), Work) for part in request.parts):
+        wanted = [parts.asked(part) for part in request.parts]
+        read.update(request.attempt for one in wanted if request.round == 1 and is_reading(one))
+        if any(isinstance(one, Work) for one in wanted):
             tried.add((request.round, request.attempt))
-            if site == 3 and not missed:
+            if site == gone and not missed:
+                assert all(site not in one.holders for one in wanted if isinstance(one, Work))
                 missed.append(site)
                 return Failure("timeout")
         return answer(message)
 
-    members, missed, tried = parties(limits=Limits(minimum_cohort=minimum), pinned=roster()), [], set()
+    members, missed, tried, read = parties(pinned=roster()), [], set(), set()
+    minima = {gone: asked_by_gone, (gone + 1) % 4: asked_by_one}
+    for member in members:
+        member.options["limits"] = Limits(minimum_cohort=minima.get(member.number, asked_by_others))
+        member.restart()
     result = run(asked, members, fault=late, rehearse=False, roster=roster())
     assert missed and len([one for one in tried if one[0] == 1]) == attempts
-    assert [line["participants"] for line in result.metrics] == [
-        counted
-    ] * 2  # with round 1 went the keys for round 2
+    assert read == {attempts - 1}  # an honest server does not even ask
+    if secure == "masked":  # with round 1 went the keys for round 2
+        assert [line["participants"] for line in result.metrics] == [counted] * 2
+
+
+def is_reading(part):
+    return isinstance(part, Holding) or (isinstance(part, Masking) and STAGES[part.stage] is Stage.UNMASK)
+
+
+@pytest.mark.parametrize(("minimum", "expected"), [(3, None), (4, "limits")])
+@pytest.mark.parametrize("asking", [0, 2, 3])
+def test_holders_ask_for_the_minimum_of_each_whose_shares_they_add_up(minimum, expected, asking):
+    members = parties()
+    members[asking].options["limits"] = dataclasses.replace(ALLOWED, minimum_cohort=minimum)
+    members[asking].restart()
+    server = Server(CGD, members).begin()
+    held = server.shares(range(4))
+    answer = server.ask(1, Holding(0, (0, 1, 2), tuple(held[1][:3]), 1), round=1)
+    if expected is None or asking == 3:  # which is in no sum that it is not a sender of
+        assert isinstance(answer, parts.PartialSum)
+    else:
+        assert cause(answer) == expected and f"site {asking} asks for 4" in str(members[1].refusals[-1])
 
 
 # ---- additive shares

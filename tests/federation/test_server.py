@@ -20,6 +20,7 @@ from parties import (
 )
 
 import discreet.federation.server
+import discreet.federation.standing
 from discreet.config import Data, Dropouts, Engine, Experiment
 from discreet.errors import ConfigError, RunAborted, RunFolderError, UserError
 from discreet.federation import parts
@@ -27,6 +28,7 @@ from discreet.federation.kept import kept_model
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure, MemoryLink
 from discreet.federation.server import REHEARSED, TRUSTED
+from discreet.federation.table import Deadlines
 from discreet.schemes import ConfinedGradientDescent, DPSignFed, FedAvg, Lossless
 from discreet.simulation import simulate
 from discreet.wire import Envelope, Kind
@@ -346,6 +348,43 @@ def test_a_round_that_fails_again_and_again_stops_the_run_and_leaves_it_resumabl
     assert caught.value.attempts == 3
     resumed = run(asked, members, out=tmp_path / "run", resume=True)
     assert same_state(run(asked, parties()), resumed)
+
+
+def test_before_its_last_try_at_a_round_the_server_waits_for_those_who_are_away(monkeypatch):
+    members, waited = parties(), []
+
+    def cut(site, message, answer):
+        if link.exchanges == 6 and not waited:
+            link.absent = {2, 3}
+            return Failure("unreachable")
+        return answer(message)
+
+    def sleep(seconds):
+        waited.append(seconds)
+        link.absent = set() if len(waited) == 3 else {2, 3}
+
+    link = MemoryLink({one.number: one for one in members}, cut)
+    monkeypatch.setattr(discreet.federation.standing.time, "sleep", sleep)
+    patient = Deadlines(gathering=600.0, work=5.0, keys=5.0)
+    found = run(experiment("dp-signfed"), members, link=link, deadlines=patient)
+    assert waited == [0.5, 1.0, 2.0] and sorted(line["attempts"] for line in found.metrics) == [1, 1, 3]
+    assert same_state(found, run(experiment("dp-signfed"), parties()))
+
+
+def test_who_refuses_is_not_waited_for(monkeypatch):
+    members, waited = parties(), []
+
+    def tightened(site, message, answer):
+        if link.exchanges == 6:
+            members[site].options["limits"] = ALLOWED.__class__(minimum_cohort=5)
+            members[site].restart()
+        return answer(message)
+
+    link = MemoryLink({one.number: one for one in members}, tightened)
+    monkeypatch.setattr(discreet.federation.standing.time, "sleep", waited.append)
+    with pytest.raises(RunAborted, match=r"failed 3 times.*refused"):
+        run(experiment("dp-signfed"), members, link=link)
+    assert not waited
 
 
 @pytest.mark.parametrize(

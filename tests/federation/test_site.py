@@ -155,7 +155,7 @@ def test_keys_that_a_server_makes_up_for_others_are_refused(pinned):
     mine = dataclasses.replace(
         server.begun.members[1],
         identity=made_up.public,
-        vouched=made_up.sign(parts.vouching(RUN, 1, server.begun.members[1].share_key)),
+        vouched=made_up.sign(parts.vouching(RUN, 1, server.begun.members[1].share_key, 1)),
     )
     members = (server.begun.members[0], mine, *server.begun.members[2:])
     answer = server.ask(0, dataclasses.replace(server.begun, members=members))
@@ -167,10 +167,11 @@ def test_keys_that_a_server_makes_up_for_others_are_refused(pinned):
     "change",
     [
         {"share_key": bytes(range(32))},
+        {"minimum": 0},
         {"vouched": bytes(64)},
     ],
 )
-def test_share_keys_have_to_be_signed_by_their_owners(change):
+def test_share_keys_and_minima_have_to_be_signed_by_their_owners(change):
     server = Server(PLAIN, parties()).greet()
     wrong = dataclasses.replace(server.begun.members[2], **change)
     members = (*server.begun.members[:2], wrong, server.begun.members[3])
@@ -308,7 +309,7 @@ def to_mask(server, round, serial, attempt=0):
         server.federation, server.run, agreed, server.session, serial, round, cohort, bytes(31) + b"\1"
     )
     keys = {site: identity(site).public for site in cohort}
-    sum_ = MaskedSum.of(serial, terms, keys)
+    sum_ = MaskedSum.of(serial, terms, keys, {})
     for stage, number in ((Stage.ADVERTISE, 0), (Stage.SHARE, 1)):
         for site in cohort:
             part = Masking(number, round, serial, cohort, terms.nonce, sum_.inbox[site])

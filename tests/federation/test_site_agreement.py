@@ -4,19 +4,21 @@ import dataclasses
 
 import numpy as np
 import pytest
-from parties import ALLOWED, SIZES, dealt, experiment, parties, roster
+from parties import ALLOWED, SERVER, SIZES, dealt, experiment, parties, roster, run
 from test_site import CGD, PLAIN, RUN, VOTES, Server, begun, cause, to_mask
 
 from discreet.config import to_toml
 from discreet.errors import LocalProtocolError, RemoteProtocolError, UserError
 from discreet.federation import parts
 from discreet.federation.identity import Identity
+from discreet.federation.link import Failure
 from discreet.federation.parts import ADDITIVE, Begin, End, Evaluate, Features, Holding, Work
 from discreet.federation.party import Facts
 from discreet.federation.state import MOST_RUNS, Mark, SiteState
 from discreet.schemes import ConfinedGradientDescent
-from discreet.wire import RUN_BYTES
+from discreet.wire import RUN_BYTES, Envelope, Kind
 
+MASKED_CGD = dataclasses.replace(CGD, secure="masked")
 HALVES = (np.array([0, 2, 4]), np.array([1, 3, 5]))
 THIRDS = (np.array([0, 1]), np.array([2, 3]), np.array([4, 5]))
 GRID = dealt((7, 9, 13), HALVES)
@@ -71,7 +73,7 @@ def test_masks_are_agreed_on_only_between_sites_of_one_experiment():
 def test_sites_agree_on_all_that_they_are_told(change):
     from discreet.federation.terms import agreement
 
-    member = parts.Member(bytes(32), bytes(32), bytes(64))
+    member = parts.Member(bytes(32), bytes(32), 3, bytes(64))
     told = {"rehearse": False, "experiment": "rounds = 1", "begin": Begin((7, 5), (), (member, member))}
     assert agreement(**told) != agreement(**told | change)
     rekeyed = dataclasses.replace(member, share_key=b"k" * 32, vouched=b"v" * 64)
@@ -81,6 +83,7 @@ def test_sites_agree_on_all_that_they_are_told(change):
         {"sizes": (7, 6)},
         {"columns": (Features((0,)), Features((1,)))},
         {"members": (member, dataclasses.replace(member, identity=b"i" * 32))},
+        {"members": (member, dataclasses.replace(member, minimum=4))},
     ):
         begin = dataclasses.replace(told["begin"], **changed)
         assert agreement(**told) != agreement(**told | {"begin": begin})
@@ -96,7 +99,7 @@ def test_a_run_does_not_begin_again_with_others(change):
     begin = dataclasses.replace(server.begun, sizes=(*SIZES[:3], SIZES[3] + 1))
     if change == "identity":
         made_up, there = Identity.generate(), server.begun.members[1]
-        vouched = made_up.sign(parts.vouching(RUN, 1, there.share_key))
+        vouched = made_up.sign(parts.vouching(RUN, 1, there.share_key, there.minimum))
         wrong = dataclasses.replace(there, identity=made_up.public, vouched=vouched)
         members = (server.begun.members[0], wrong, *server.begun.members[2:])
         begin = dataclasses.replace(server.begun, members=members)
@@ -165,10 +168,62 @@ def test_limits_hold_for_a_run_that_has_begun(limits, expected):
     assert not server.members[0].spending.entries()
 
 
+def test_the_others_hear_of_it_where_an_owner_asks_for_more_sites_in_a_sum():
+    server = begun(CGD)
+    before = server.begun
+    tighten(server.members[1], limits=dataclasses.replace(ALLOWED, minimum_cohort=4))
+    assert cause(server.ask(1, server.work(ADDITIVE, holders=(0, 1, 2)), round=1)) == "state-missing"
+    server.begin()
+    assert [one.minimum for one in server.begun.members] == [1, 4, 1, 1]
+    assert cause(server.ask(1, before)) == "state-missing"
+    server.begin()
+    held = server.shares(range(4))
+    assert cause(server.ask(0, Holding(0, (0, 1, 2), tuple(held[0][:3]), 1), round=1)) == "limits"
+
+
+def test_what_an_owner_asked_for_before_is_not_told_to_the_others():
+    """A server keeps what a site signed earlier in the run, and hands it to all others again."""
+    server = begun(CGD)
+    before = server.begun
+    tighten(server.members[1], limits=dataclasses.replace(ALLOWED, minimum_cohort=4))
+    after = server.begin().begun
+    for site in (0, 2, 3):
+        assert isinstance(server.ask(site, before), parts.Ready)
+    held = server.shares(range(4))
+    for three in ((0, 1, 2), (1, 2, 3)):
+        some = Holding(0, three, tuple(held[0][sender] for sender in three), 1)
+        assert cause(server.ask(0, some, round=1)) == "malformed"
+    assert cause(server.ask(1, before)) == "state-missing"
+    assert isinstance(server.ask(1, after), parts.Ready)
+
+
+@pytest.mark.parametrize("asked", [CGD, MASKED_CGD, VOTES])
+@pytest.mark.parametrize("silent", range(5))
+def test_a_run_goes_on_where_an_owner_asks_for_more_sites_in_a_sum(asked, silent):
+    """Its site is away for some exchanges, and comes back in whichever is next."""
+
+    def stricter(site, message, answer):
+        request = Envelope.from_bytes(message, kind=Kind.REQUEST, site=site, key=SERVER.public, peer="server")
+        if site == 1 and request.round >= 2:
+            missed.append(site)
+            if len(missed) <= silent:
+                return Failure("unreachable")
+            if len(missed) == silent + 1:
+                tighten(members[1], limits=dataclasses.replace(ALLOWED, minimum_cohort=4))
+        return answer(message)
+
+    members, missed = parties(), []
+    result = run(dataclasses.replace(asked, rounds=20), members, fault=stricter, rehearse=False)
+    assert len(missed) > silent
+    assert [line["participants"] for line in result.metrics[-2:]] == [4, 4]
+    repeated = [line["attempts"] for line in result.metrics if line["attempts"] > 1]
+    assert repeated in ([], [2], [2, 2])  # one for the silence, one for the change
+
+
 def test_a_roster_holds_for_a_run_that_has_begun():
     server = Server(PLAIN, parties()).greet()
     made_up, there = Identity.generate(), server.begun.members[1]
-    vouched = made_up.sign(parts.vouching(RUN, 1, there.share_key))
+    vouched = made_up.sign(parts.vouching(RUN, 1, there.share_key, there.minimum))
     wrong = dataclasses.replace(there, identity=made_up.public, vouched=vouched)
     members = (server.begun.members[0], wrong, *server.begun.members[2:])
     assert isinstance(server.ask(0, dataclasses.replace(server.begun, members=members)), parts.Ready)

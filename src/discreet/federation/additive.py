@@ -12,6 +12,7 @@ from torch import Tensor
 from discreet.errors import LocalProtocolError, RemoteProtocolError, RoundAborted
 from discreet.federation.game import Game
 from discreet.federation.link import Failure
+from discreet.federation.masked import require_minima
 from discreet.federation.parts import ADDITIVE, Answered, Holding, PartialSum, Shared, Told
 from discreet.federation.sealing import SEALED
 from discreet.federation.standing import Plan
@@ -29,7 +30,7 @@ def additive(game: Game, ask: Ask) -> Total:
 
     Raises:
         RoundAborted: a holder of shares failed, or in a round of several phases anybody; or too few contribute for the
-            noise that is promised.
+            noise that is promised, or for what their owners ask for.
     """
     phase, ring = ask.phase, ask.phase.group
     if not isinstance(ring, Ring):
@@ -50,6 +51,8 @@ def additive(game: Game, ask: Ask) -> Total:
     if promise is not None and len(shared) < promise.needed(drawn):
         needed = promise.needed(drawn)
         raise RoundAborted(sorted(shared), needed, "contributions, for the noise that is promised")
+    columns = partition.column_count if phase.scope == "column" else 1
+    require_minima(shared, game.table.sites.minima, columns)
     game.release()
     sums: dict[int, PartialSum] = {}
     plan = Plan()

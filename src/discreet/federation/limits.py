@@ -30,9 +30,8 @@ class Limits:
 
     Attributes:
         schemes: names of schemes that may run, or ``"all"``.
-        minimum_cohort: the site adds to no sum that fewer sites are drawn for, and helps to read none that has fewer in
-            it; on a grid, of any column. Other sites, if enough of them ask for less, can read such a sum without it. In
-            the clear the server sees every contribution anyway.
+        minimum_cohort: the site adds to no sum that fewer sites are drawn for, and lets none be read that has fewer
+            in it; on a grid, of any column. In the clear the server sees every contribution anyway.
         epsilon: what all runs together may cost; None for no limit. With one, schemes that promise no privacy are
             refused, and sums in the clear: what the server sees of one site has only that site's share of the noise.
         delta: at which `epsilon` is counted, in (0, 1); None only without an epsilon.
@@ -164,6 +163,21 @@ class Limits:
         except tomllib.TOMLDecodeError as error:
             raise DataError(source, f"is not TOML: {error}") from None
         return cls(**table)
+
+
+def check_minimum(minimum: int, site: int, there: int) -> None:
+    """Refuse a sum over fewer sites than one in it asks for.
+
+    Args:
+        minimum: how many that one asks for.
+        site: its number.
+        there: how many are in the sum.
+
+    Raises:
+        Refusal: fewer.
+    """
+    if there < minimum:
+        raise Refusal("limits", f"a sum over {there} sites: site {site} asks for {minimum}")
 
 
 _HEAD = """\

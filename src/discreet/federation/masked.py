@@ -6,7 +6,7 @@ Y  shares that unmask this sum                + shared keys of the next
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ class MaskedSum:
         serial: of the sum.
         terms: of the sum.
         server: collects, and adds up.
+        minima: of how many sites a sum must be that a site is in, by its number.
         inbox: what the server answered each site to the last stage; those that go on.
         aborted: why it cannot go on; empty while it can.
     """
@@ -31,13 +32,16 @@ class MaskedSum:
     serial: int
     terms: MaskingTerms
     server: MaskingServer
+    minima: Mapping[int, int]
     inbox: Mapping[int, bytes] = field(default_factory=dict)
     aborted: str = ""
 
     @classmethod
-    def of(cls, serial: int, terms: MaskingTerms, roster: Mapping[int, bytes]) -> MaskedSum:
+    def of(
+        cls, serial: int, terms: MaskingTerms, roster: Mapping[int, bytes], minima: Mapping[int, int]
+    ) -> MaskedSum:
         """A sum that is about to begin."""
-        return cls(serial, terms, MaskingServer(terms, roster), dict.fromkeys(terms.cohort, b""))
+        return cls(serial, terms, MaskingServer(terms, roster), minima, dict.fromkeys(terms.cohort, b""))
 
     def add_stage(self, plan: Plan, stage: Stage) -> None:
         """Ask those who are still in it for their message of a stage other than that of masked inputs."""
@@ -57,6 +61,7 @@ class MaskedSum:
             return False
         try:
             self.inbox = self.server.close_stage()
+            require_minima(self.inbox, self.minima)
         except RoundAborted as error:
             self.inbox, self.aborted = {}, str(error)
         return not self.aborted
@@ -72,6 +77,23 @@ class MaskedSum:
             return None
 
 
+def require_minima(there: Iterable[int], minima: Mapping[int, int], share: int = 1) -> None:
+    """Give up a sum that is over fewer sites than one in it asks for: none of them would help to read it.
+
+    Args:
+        there: the sites in it.
+        minima: how many each site asks for.
+        share: of how many such sums they are the sites, as many in each.
+
+    Raises:
+        RoundAborted: it names the site that asks for most.
+    """
+    found = sorted(there)
+    most = max(found, key=lambda site: minima.get(site, 0), default=None)
+    if most is not None and len(found) // share < minima.get(most, 0):
+        raise RoundAborted(found, minima[most] * share, f"site {most} asks for {minima[most]} in a sum")
+
+
 @dataclass(eq=False)
 class Sums:
     """The masked sums of one round: one, or one for each of its groups.
@@ -79,11 +101,13 @@ class Sums:
     Attributes:
         round: that they are for.
         cohort: who takes part, in rising order.
+        agreed: what they are bound to, see `discreet.federation.terms.agreement`.
         sums: those that can be; a group that is too small to hide anybody has none.
     """
 
     round: int
     cohort: tuple[int, ...]
+    agreed: bytes
     sums: Sequence[MaskedSum]
 
     def add_stage(self, plan: Plan, stage: Stage) -> None:

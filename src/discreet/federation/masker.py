@@ -9,7 +9,7 @@ from functools import cached_property
 from discreet.errors import ConfigError
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
-from discreet.federation.parts import Answered, Masked, Masking, Work
+from discreet.federation.parts import Answered, Masked, Masking, Member, Work
 from discreet.federation.refusal import Refusal, check_request
 from discreet.federation.state import RunState, SumState
 from discreet.federation.terms import ALL_NEIGHBOURS, masking_terms
@@ -29,7 +29,7 @@ class Masker:
         limits: what its owner allows.
         secrets: where masks and keys come from.
         federation: the site's.
-        members: the public keys of all sites.
+        members: all sites.
         agreed: what all sites have to know alike, see `discreet.federation.terms.agreement`.
     """
 
@@ -38,12 +38,16 @@ class Masker:
     limits: Limits
     secrets: Seeded | SystemRandom
     federation: Federation
-    members: tuple[bytes, ...]
+    members: tuple[Member, ...]
     agreed: bytes
 
     @cached_property
     def _roster(self) -> dict[int, bytes]:
-        return dict(enumerate(self.members))
+        return {number: member.identity for number, member in enumerate(self.members)}
+
+    @cached_property
+    def _minima(self) -> dict[int, int]:
+        return {number: member.minimum for number, member in enumerate(self.members)}
 
     def stage(self, run: RunState, envelope: Envelope, part: Masking) -> tuple[Answered, RunState]:
         """A stage of a masked sum, but for that of the masked inputs; the errors are those of `Seat.work`."""
@@ -65,7 +69,7 @@ class Masker:
                 self.secrets,
                 identity=self.identity.private,
                 roster=self._roster,
-                own_minimum=self.limits.minimum_cohort,
+                minima=self._minima,
             )
             answer = Masked(client.advertise())
             return answer, run.with_sum(replace(fresh, client=client.state_bytes()))
@@ -79,8 +83,7 @@ class Masker:
     ) -> tuple[Answered, RunState]:
         """One step of a client, and where it then stands."""
         terms = self._terms(envelope, there)
-        least = self.limits.minimum_cohort
-        client = MaskingClient.restore(there.client, terms, roster=self._roster, own_minimum=least)
+        client = MaskingClient.restore(there.client, terms, roster=self._roster, minima=self._minima)
         answer = Masked(step(client))
         return answer, run.with_sum(replace(there, client=client.state_bytes()))
 

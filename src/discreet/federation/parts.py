@@ -133,6 +133,7 @@ def answered(part: Part) -> Answered:
     return ANSWERED[part.kind].from_bytes(part.body)
 
 
-def vouching(run: bytes, number: int, share_key: bytes) -> bytes:
-    """What a site signs to say that a share key is its own."""
-    return b"discreet share key 1" + run + number.to_bytes(4, "little") + share_key
+def vouching(run: bytes, number: int, share_key: bytes, minimum: int) -> bytes:
+    """What a site signs to say that a share key is its own, and of how many sites a secure sum must be at least."""
+    of_site = number.to_bytes(4, "little") + minimum.to_bytes(4, "little")
+    return b"discreet share key 2" + run + of_site + share_key

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from discreet.errors import RoundAborted
 from discreet.federation.additive import additive
@@ -37,7 +38,7 @@ def play(table: Table, progress: Progress, attempt: int) -> Outcome:
     ahead, table.ahead = table.ahead, None
     drawn = table.drawn(number)
     cohort = table.there(drawn)
-    if ahead is not None and ahead.round == number and set(ahead.cohort) <= set(cohort.tolist()):
+    if ahead is not None and _holds(ahead, table, number, cohort):
         cohort = np.array(ahead.cohort, dtype=np.int64)
     else:
         ahead = None
@@ -61,6 +62,13 @@ def play(table: Table, progress: Progress, attempt: int) -> Outcome:
         len(drawn) - len(game.arrived),
         time.perf_counter() - started,
         table.spending.ledger(),
+    )
+
+
+def _holds(ahead: Sums, table: Table, number: int, cohort: NDArray[np.int64]) -> bool:
+    """Whether keys that were shared ahead are for this round, and those who shared them there and of one mind still."""
+    return (
+        ahead.round == number and set(ahead.cohort) <= set(cohort.tolist()) and ahead.agreed == table.agreed
     )
 
 

@@ -36,7 +36,7 @@ class Welcome(Answered):
         number: its number.
         examples: how many training examples it holds; where the scheme does not go by that, 1 for any.
         features: which input features it holds; empty for all.
-        share_key, vouched: see `Member`.
+        share_key, minimum, vouched: see `Member`.
         allows: what its owner allows, in a line.
     """
 
@@ -51,6 +51,7 @@ class Welcome(Answered):
         "examples": Whole(8, MOST_EXAMPLES),
         "features": Many(Whole(4), MOST_FEATURES),
         "share_key": Exactly(KEY_BYTES),
+        "minimum": Whole(4, MOST_SITES),
         "vouched": Exactly(SIGNATURE_BYTES),
         "allows": Text(200),
     }
@@ -59,13 +60,14 @@ class Welcome(Answered):
     examples: int
     features: tuple[int, ...]
     share_key: bytes
+    minimum: int
     vouched: bytes
     allows: str
 
     @property
     def member(self) -> Member:
         """What the others are told of it."""
-        return Member(self.identity, self.share_key, self.vouched)
+        return Member(self.identity, self.share_key, self.minimum, self.vouched)
 
 
 @dataclass(frozen=True)

@@ -62,16 +62,19 @@ class Member(Record):
     Attributes:
         identity: its public key.
         share_key: X25519 key of this run, for shares that only it may read.
-        vouched: signature of that key by the identity; see `vouching`.
+        minimum: it is in no secure sum of fewer sites.
+        vouched: signature of both by the identity; see `vouching`.
     """
 
     written: ClassVar = {
         "identity": Exactly(KEY_BYTES),
         "share_key": Exactly(KEY_BYTES),
+        "minimum": Whole(4, MOST_SITES),
         "vouched": Exactly(SIGNATURE_BYTES),
     }
     identity: bytes
     share_key: bytes
+    minimum: int
     vouched: bytes
 
 
@@ -105,8 +108,11 @@ class Begin(Asked):
 
     @property
     def lasting(self) -> Begin:
-        """What of it stays the same for a whole run: all but the share keys, which who has lost its own draws anew."""
-        keyless = Member(bytes(KEY_BYTES), bytes(KEY_BYTES), bytes(SIGNATURE_BYTES))
+        """What of it stays the same for a whole run.
+
+        Not the share keys, which who has lost its own draws anew, nor the minima, which owners can change.
+        """
+        keyless = Member(bytes(KEY_BYTES), bytes(KEY_BYTES), 0, bytes(SIGNATURE_BYTES))
         members = tuple(replace(keyless, identity=member.identity) for member in self.members)
         return replace(self, members=members)
 

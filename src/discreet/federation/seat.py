@@ -14,7 +14,7 @@ from discreet.errors import LocalProtocolError
 from discreet.evaluation import evaluate
 from discreet.federation.budget import charge
 from discreet.federation.identity import Identity
-from discreet.federation.limits import Limits
+from discreet.federation.limits import Limits, check_minimum
 from discreet.federation.masker import Masker
 from discreet.federation.parts import (
     ADDITIVE,
@@ -87,7 +87,7 @@ class Seat:
 
     @cached_property
     def _masker(self) -> Masker:
-        members = tuple(member.identity for member in self.begin.members)
+        members = self.begin.members
         return Masker(
             self.number, self.identity, self.limits, self.secrets, self.federation, members, self.agreed
         )
@@ -252,7 +252,7 @@ class Seat:
         rows, columns = senders // self._columns, senders % self._columns
         groups = {"all": columns * 0, "row": rows, "column": columns}[phase.scope]
         count = {"all": 1, "row": len(self.begin.sizes), "column": self._columns}[phase.scope]
-        self._check_hidden(phase, groups)
+        self._check_hidden(phase, senders, groups)
         self._check_noise(part)
         shares = self._shares(run, envelope, part.phase, phase, part.drawn)
         sums = shares.held(part.senders, part.sealed, groups.tolist(), count)
@@ -261,16 +261,18 @@ class Seat:
             return shares.for_rows(sums, part.senders, rows), run
         return shares.together(sums, phase.common), run
 
-    def _check_hidden(self, phase: Phase, groups: NDArray[np.int64]) -> None:
-        """Refuse sums that are over too few, or that would show single contributions."""
+    def _check_hidden(self, phase: Phase, senders: NDArray[np.int64], groups: NDArray[np.int64]) -> None:
+        """Refuse sums that are over fewer than this site or one in them asks for, or that would show contributions."""
         counts = np.bincount(groups)
         fewest = int(counts[counts > 0].min())
-        if phase.scope == "row":  # whose total is for the row alone
-            self.limits.check_cohort(len(groups))
+        # the total of a row is for the row alone
+        there = np.full(len(groups), len(groups)) if phase.scope == "row" else counts[groups]
+        self.limits.check_cohort(int(there.min()))
+        for sender, count in zip(senders.tolist(), there.tolist(), strict=True):
+            check_minimum(self.begin.members[sender].minimum, sender, count)
+        if phase.scope == "row":
             check_request(fewest == self._columns, "senders: a row without one of its sites")
-            return
-        self.limits.check_cohort(fewest)
-        if fewest < 2:
+        elif fewest < 2:
             raise Refusal("limits", "a sum of shares of one site alone")
 
     def _check_noise(self, part: Holding) -> None:

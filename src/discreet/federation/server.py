@@ -223,7 +223,10 @@ class Course:
         for attempt in range(self.attempts):
             if attempt:
                 self.table.ahead = None
-                self.table.sites.recall(number, attempt, self.table.deadlines.keys)
+                # the run ends if this try fails too: then rather wait until those are back who can be
+                awaited = self.table.drawn(number).tolist() if attempt + 1 == self.attempts else ()
+                deadlines = self.table.deadlines
+                self.table.sites.recall(number, attempt, deadlines.keys, awaited, deadlines.gathering)
                 spent = replace(progress, ledger=self.table.spending.ledger())
                 if is_over(self.table.federation, spent):
                     raise RunAborted(number, attempt, f"{cause}; no more attempts fit in the privacy budget")

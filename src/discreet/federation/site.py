@@ -232,17 +232,22 @@ class Site:
         else:
             run = self._again(run, experiment, one)
         share_key = public_key(run.share_key)
-        vouched = self.identity.sign(parts.vouching(run.run, self.number, share_key))
+        minimum = self._minimum(one.sites)
+        vouched = self.identity.sign(parts.vouching(run.run, self.number, share_key, minimum))
         answer = parts.Welcome(
             self.identity.public,
             self.number,
             examples if experiment.scheme.counts_examples else min(examples, 1),
             features,
             share_key,
+            minimum,
             vouched,
             _in_a_line(self.limits),
         )
         return answer, known.running(replace(run, sums=(), examples=examples))
+
+    def _minimum(self, sites: int) -> int:
+        return min(self.limits.minimum_cohort, sites)
 
     def _check_allowed(self, experiment: Experiment, sites: int, rehearse: bool, columns: int = 1) -> None:
         own = self.holdings.data is not None
@@ -281,11 +286,11 @@ class Site:
         for number, member in enumerate(one.members):
             known = member.identity if self.roster is None else self.roster.public(number)
             require("malformed", member.identity == known, f"site {number} is another in the roster")
-            vouched = parts.vouching(run.run, number, member.share_key)
+            vouched = parts.vouching(run.run, number, member.share_key, member.minimum)
             require(
                 "malformed",
                 verify(member.identity, vouched, member.vouched),
-                f"site {number} did not sign its share key",
+                f"site {number} did not sign its share key and minimum",
             )
         own = one.members[self.number]
         require("malformed", own.identity == self.identity.public, "this site's key is another's")
@@ -301,6 +306,9 @@ class Site:
         self._check_members(run, begin, facts)
         experiment = self._experiment(run.experiment)
         self._check_allowed(experiment, run.sites, run.rehearse, max(1, len(facts.columns)))
+        # where its owner has changed it since, the others hear of it when the site is welcomed again
+        same = begin.members[self.number].minimum == self._minimum(run.sites)
+        require("state-missing", same, "minimum_cohort is not what the others were told")
         found = self.holdings.federation(experiment, run.experiment, facts)
         secrets = Seeded(experiment.seed) if run.rehearse else SystemRandom()
         randomness = Seeded(experiment.seed) if run.rehearse else Keyed(run.streams)

@@ -35,6 +35,9 @@ SELDOM = 32
 PAUSE = 0.5
 """Seconds between two looks for sites that are not there yet."""
 
+LONGEST_PAUSE = 8.0
+"""Likewise, between the looks for sites without which a round cannot be: each is twice as long after the last."""
+
 ANSWERS: Mapping[type[Asked], tuple[type[Answered], ...]] = {
     Hello: (Welcome,),
     Begin: (parts.Ready,),
@@ -80,6 +83,11 @@ class Standing:
     due: int = 0
     told: Failure | None = None
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it said last that it will not."""
+        return self.told is not None and self.told.cause == "refused"
+
 
 @dataclass
 class Sites:
@@ -121,6 +129,11 @@ class Sites:
         """The sites that take part."""
         return frozenset(site for site, its in self.all.items() if its.here)
 
+    @property
+    def minima(self) -> dict[int, int]:
+        """Of how many sites a secure sum must be that a site is in, by its number."""
+        return {site: its.welcome.minimum for site, its in self.all.items() if its.welcome is not None}
+
     def name(self, site: int) -> str:
         """What to call a site."""
         return f"site {site}" if self.roster is None else f"site {site} ({self.roster.name(site)})"
@@ -151,9 +164,30 @@ class Sites:
         )
         raise UserError(f"not all sites are there after {seconds:g} seconds ({listed})")
 
-    def recall(self, round: int, attempt: int, seconds: float) -> None:
-        """Ask all who are away to come back, before a round is tried again."""
-        self._greet(sorted((set(self.all) - self.here) & self.link.present()), seconds, round, attempt)
+    def recall(
+        self, round: int, attempt: int, seconds: float, awaited: Iterable[int] = (), patience: float = 0.0
+    ) -> None:
+        """Ask all who are away to come back, before a round is tried again.
+
+        Args:
+            round: that is tried.
+            attempt: which.
+            seconds: that they have to answer.
+            awaited: sites that are waited for, unless they refuse.
+            patience: for how many seconds.
+        """
+        end, pause = time.monotonic() + patience, PAUSE
+        missing, left = set(self.all) - self.here, seconds
+        while True:
+            self._greet(sorted(missing & self.link.present()), min(seconds, left), round, attempt)
+            missing = {site for site in awaited if not self.all[site].here and not self.all[site].refuses}
+            left = end - time.monotonic()
+            if not missing or left <= 0:
+                return
+            if pause == PAUSE:
+                LOG.info("round %d: waiting for %s", round, ", ".join(map(self.name, sorted(missing))))
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def gathered(self) -> Facts:
         """Who holds how much of what, once all have said it.
@@ -203,8 +237,9 @@ class Sites:
         check(its.key in (None, welcome.identity), "identity: not the one that is known")
         others = {other.key for number, other in self.all.items() if number != site}
         check(welcome.identity not in others, "identity: another site's")
-        vouched = parts.vouching(self.run, site, welcome.share_key)
+        vouched = parts.vouching(self.run, site, welcome.share_key, welcome.minimum)
         check(verify(welcome.identity, vouched, welcome.vouched), "share key: not signed")
+        check(welcome.minimum <= len(self.all), "minimum: more than there are sites")
         if self.facts is not None:
             held = self.facts.sizes[site // max(1, len(self.facts.columns))]
             check(welcome.examples == held, "examples: other than at the beginning")

@@ -25,7 +25,8 @@ class Deadlines:
     """How long the server waits for sites, in seconds.
 
     Attributes:
-        gathering: for all sites to be there and to have read their data, at the beginning.
+        gathering: for all sites to be there and to have read their data, at the beginning; and for those drawn who are
+            away to come back, before a round is tried for the last time.
         work: for sites to train, or to add up.
         keys: for everything else.
     """
@@ -67,12 +68,16 @@ class Table:
         cohort = self.there(self.drawn(number))
         return self.sums(number, cohort)
 
+    @property
+    def agreed(self) -> bytes:
+        """What masked sums are bound to, see `discreet.federation.terms.agreement`."""
+        hello = self.sites.hello
+        return agreement(hello.rehearse, hello.experiment, self.sites.begin())
+
     def sums(self, number: int, cohort: NDArray[np.int64]) -> Sums:
         """New masked sums of a cohort's groups; who is in too small a group is in none."""
         (phase,) = self.federation.scheme.phases(self.federation.task)
-        hello = self.sites.hello
-        agreed = agreement(hello.rehearse, hello.experiment, self.sites.begin())
-        found = []
+        agreed, found = self.agreed, []
         for group in self.groups(number, cohort, phase):
             self.serial += 1
             words = self.federation.task.hidden.words(number, SERVER, f"masking graph {self.serial}", 4)
@@ -90,8 +95,8 @@ class Table:
             except ConfigError:
                 continue  # a cohort too small to hide anyone in
             keys = {site: its.key for site, its in self.sites.all.items() if its.key is not None}
-            found.append(MaskedSum.of(self.serial, terms, keys))
-        return Sums(number, tuple(cohort.tolist()), found)
+            found.append(MaskedSum.of(self.serial, terms, keys, self.sites.minima))
+        return Sums(number, tuple(cohort.tolist()), agreed, found)
 
     def groups(self, number: int, cohort: NDArray[np.int64], phase: Phase) -> list[Attendance]:
         """The cohort in its groups."""

@@ -42,9 +42,10 @@ def agreement(rehearse: bool, experiment: str, begin: Begin) -> bytes:
     Args:
         rehearse: whether nothing is secret.
         experiment: what runs, as TOML, letter by letter.
-        begin: who takes part, with how much of what.
+        begin: who takes part, with how much of what, and of how many sites a sum must be that each is in.
     """
-    said = bytes([rehearse]) + begin.lasting.to_bytes() + experiment.encode()
+    minima = b"".join(member.minimum.to_bytes(4, "little") for member in begin.members)
+    said = bytes([rehearse]) + begin.lasting.to_bytes() + minima + experiment.encode()
     return hashlib.sha256(_PROTOCOL + said).digest()
 
 

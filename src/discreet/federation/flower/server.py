@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +19,15 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from discreet.errors import DiscreetError, UserError
+from discreet.federation.flower.orphans import end_when_orphaned
 
 if TYPE_CHECKING:
     from discreet.data.dataset import Dataset
     from discreet.results import Run
 
 LOG = logging.getLogger(__name__)
+
+GONE = "the SuperLink, or what started this process for it, is gone"
 
 
 def server_app() -> ServerApp:
@@ -38,7 +42,15 @@ def main(grid: Grid, context: Context) -> None:
     asked = context.run_config
     _log_to(_path(asked, "log"))
     ending: dict[str, Any] = {"ended": "failed", "error": "", "usage": False}
+    over = threading.Event()
+
+    def orphaned() -> None:
+        if not over.is_set():
+            LOG.error("ended: %s", GONE)
+            _write(_path(asked, "ending"), ending | {"error": GONE})
+
     _write(_path(asked, "ending"), {"ended": "running", "pid": os.getpid()})
+    end_when_orphaned(orphaned)
     try:
         ending = {"ended": "done", "result": play(grid, asked).result}
     except DiscreetError as error:
@@ -48,6 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         ending |= {"error": f"{type(error).__name__}: {error}"}
         raise
     finally:
+        over.set()
         _write(_path(asked, "ending"), ending)
         if ending["ended"] == "done":
             LOG.info("done")

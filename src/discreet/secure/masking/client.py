@@ -13,7 +13,7 @@ and delete the old one, since a client restored twice would answer twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,10 +45,13 @@ class MaskingClient:
     """One client in one masked sum; made by `start` or `restore`."""
 
     def __init__(
-        self, terms: MaskingTerms, state: ClientState, roster: Roster | None, own_minimum: int = 2
+        self,
+        terms: MaskingTerms,
+        state: ClientState,
+        roster: Roster | None,
+        minima: Mapping[int, int] | None = None,
     ) -> None:
-        self._terms, self._state, self._roster = terms, state, roster
-        self._fewest = max(terms.minimum_survivors, own_minimum)
+        self._terms, self._state, self._roster, self._minima = terms, state, roster, minima or {}
 
     def __repr__(self) -> str:
         return f"MaskingClient({self.client}, {self.progress.name})"
@@ -62,7 +65,7 @@ class MaskingClient:
         *,
         identity: Ed25519PrivateKey | None = None,
         roster: Roster | None = None,
-        own_minimum: int = 2,
+        minima: Mapping[int, int] | None = None,
     ) -> MaskingClient:
         """A client that is about to advertise its keys.
 
@@ -72,8 +75,8 @@ class MaskingClient:
             randomness: `SystemRandom` in a deployment; `Seeded` in a simulation, in which nothing is secret.
             identity: signs the keys that it advertises.
             roster: identities of its peers. Without it the client takes the server's word for whose keys are whose.
-            own_minimum: this client neither masks for nor unmasks a sum of fewer, whatever the terms allow. Once it has
-                sent its masked input, `threshold` others that ask for less can unmask without it.
+            minima: clients that are in no sum of fewer than so many, whatever the terms allow. In a complete graph this
+                client makes sure of that; in a sparser one it has the server's word for how many are left.
 
         Raises:
             LocalProtocolError: the client is not of the cohort.
@@ -83,18 +86,23 @@ class MaskingClient:
         secrets = keys.draw(randomness, terms, client)
         signature = secrets.public(terms, client, identity).signature
         state = ClientState(client, Progress.STARTED, secrets, signature)
-        return cls(terms, state, roster, own_minimum)
+        return cls(terms, state, roster, minima)
 
     @classmethod
     def restore(
-        cls, data: bytes, terms: MaskingTerms, *, roster: Roster | None = None, own_minimum: int = 2
+        cls,
+        data: bytes,
+        terms: MaskingTerms,
+        *,
+        roster: Roster | None = None,
+        minima: Mapping[int, int] | None = None,
     ) -> MaskingClient:
-        """The client whose `state_bytes` these are; terms, roster and its own minimum must be the same.
+        """The client whose `state_bytes` these are; terms and roster must be the same.
 
         Raises:
             LocalProtocolError: they are damaged, or of other terms or another roster.
         """
-        return cls(terms, ClientState.from_bytes(data, terms, roster), roster, own_minimum)
+        return cls(terms, ClientState.from_bytes(data, terms, roster), roster, minima)
 
     def state_bytes(self) -> bytes:
         """All that the client needs to go on. **Secret**: keep it where only the client can read it."""
@@ -239,8 +247,9 @@ class MaskingClient:
             self._check(len(survivors) <= request.survivor_count <= others, "survivor_count: cannot be")
             self._require_holders(request.survivors)
             self._require_survivors(request.survivors)
-            if request.survivor_count < self._fewest:
-                raise RoundAborted(request.survivors, self._fewest)
+            needed = self._needed(request.survivors)
+            if request.survivor_count < needed:
+                raise RoundAborted(request.survivors, needed)
             reply = UnmaskShares(
                 self.client,
                 tuple((peer, held[peer].seed) for peer in request.survivors),
@@ -270,8 +279,13 @@ class MaskingClient:
 
     def _require_survivors(self, there: list[int] | tuple[int, ...]) -> None:
         """Where all others are neighbours, see to it that the sum can only be of enough."""
-        if self._terms.complete and len(there) < self._fewest:
-            raise RoundAborted(sorted(there), self._fewest)
+        needed = self._needed(there)
+        if self._terms.complete and len(there) < needed:
+            raise RoundAborted(sorted(there), needed)
+
+    def _needed(self, there: Iterable[int]) -> int:
+        """How many must be in a sum with these in it."""
+        return max(self._terms.minimum_survivors, *(self._minima.get(one, 0) for one in there), 0)
 
     def _check_peers(self, peers: tuple[tuple[int, PublicKeys], ...]) -> None:
         terms, secrets = self._terms, self._secrets()
