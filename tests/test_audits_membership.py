@@ -1,6 +1,7 @@
 """Audits of membership and of epsilon: a planted truth, chance where it is promised, and runs side by side."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from discreet.audits.comparing import roc
 from discreet.audits.curves import curve
 from discreet.cohort import Examples
 from discreet.config import Privacy
-from discreet.errors import ConfigError
+from discreet.errors import ConfigError, UserError
 from discreet.schemes import ConfinedGradientDescent, DPFedAvg, FedAvg
 from federations import dataset, deal, experiment
 
@@ -155,6 +156,24 @@ def test_the_command_puts_runs_side_by_side(inside, tmp_path):
 def test_two_runs_of_one_name_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no second run called digits-fedavg"):
         compare(["digits-fedavg", "elsewhere/digits-fedavg.toml"], out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("second", "more", "said"),
+    [
+        ("digits-dp-signfed", {"party": "participant:220"}, "--party = 'participant:220'"),
+        ("digits-cgd", {"settings": ["scheme.steps=3"]}, "scheme.steps"),
+        ("there-is-none", {}, "there-is-none"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, second, more, said):
+    """Of the first experiment it can: it has 250 clients, and knows of that setting."""
+    first = tmp_path / "first.toml"
+    first.write_text('[data]\nname = "digits"\nclients = 250\n[scheme]\nname = "fedavg"\n')
+    trained = []
+    with pytest.raises(UserError, match=re.escape(said)):
+        compare([str(first), second], out=tmp_path / "out", on_round=lambda *all: trained.append(all), **more)
+    assert not trained and not (tmp_path / "out").exists()
 
 
 def test_without_membership_there_are_no_curves():

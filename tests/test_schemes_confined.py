@@ -1,6 +1,7 @@
 """CGD against loops written out by hand: every participant with a model of its own, moved by the sum of gradients."""
 
 import dataclasses
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -281,8 +282,31 @@ def test_no_loop_is_compiled_where_it_would_not_pay(monkeypatch, inputs, outputs
     assert kernel.compiled(torch.zeros(1, 10, 7, 2), 3, 4, torch.device("cpu")) is None
     monkeypatch.setattr(kernel, "WORTH_COMPILING", 0)
     assert kernel.compiled(torch.zeros(inputs), outputs, 5, torch.device(device)) is None
-    monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: None)
-    assert kernel.compiled(torch.zeros(1, 2, 3, 4), 3, 5, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "warned"),
+    [
+        (ModuleNotFoundError("No module named 'numba'", name="numba"), ()),
+        (ModuleNotFoundError("No module named 'llvmlite'", name="llvmlite"), ("llvmlite",)),
+        (ImportError("Numba needs NumPy 2.4 or less"), ("NumPy 2.4",)),
+    ],
+)
+def test_without_numba_no_loop_is_compiled(monkeypatch, recwarn, error, warned):
+    def import_module(name):
+        raise error
+
+    kernel._numba.cache_clear()
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(kernel.importlib, "import_module", import_module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert kernel.compiled(torch.zeros(1, 2, 3, 4), 3, 5, torch.device("cpu")) is None
+    monkeypatch.undo()
+    kernel._numba.cache_clear()
+    assert len(recwarn) == len(warned)
+    assert all(said in str(one.message) for one, said in zip(recwarn, warned, strict=True))
 
 
 @pytest.mark.parametrize("evaluated", [0, 5])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from discreet.audits.curves import ADVANTAGE, AUC, RATES, found_at
-from discreet.audits.running import OnAudit, audit
+from discreet.audits.running import OnAudit, audit, choose, is_run
 from discreet.audits.table import AUDITS
 from discreet.audits.words import shown
 from discreet.data.dataset import Progress as DataProgress
@@ -21,7 +21,7 @@ from discreet.data.dataset import no_progress
 from discreet.errors import ConfigError
 from discreet.plots import LIGHT, line_style
 from discreet.progress import OnRound
-from discreet.runs import CONFIG, write_whole
+from discreet.runs import write_whole
 
 RECORD, TABLE, ROC = "audits.json", "audits.md", "membership-roc.png"
 
@@ -80,20 +80,19 @@ def compare(
         if name in names[:number]:
             raise ConfigError("audit", sources[number], f"no second run called {name}")
     records: dict[str, Mapping[str, Any]] = {}
+    asked: dict[str, Any] = {"attacks": attacks, "party": party, "quick": quick, "lenient": True}
+    asked |= {"data_dir": data_dir, "on_data": on_data}
+    changes = {source: () if is_run(source) else settings for source in sources}
+    for source in sources:  # what cannot be done is said before one of the others is trained
+        choose(source, settings=changes[source], **asked)
     for name, source in zip(names, sources, strict=True):
-        is_run = (Path(source) / CONFIG).is_file()
         records[name] = audit(
             source,
-            settings=() if is_run else settings,
-            attacks=attacks,
-            party=party,
+            settings=changes[source],
             out=out / name,
-            quick=quick,
-            lenient=True,
-            data_dir=data_dir,
-            on_data=on_data,
             on_round=on_round,
             on_audit=on_audit,
+            **asked,
         ).record
     write_whole(out / RECORD, json.dumps(records, indent=1, allow_nan=False) + "\n")
     write_whole(out / TABLE, _markdown(records))

@@ -48,6 +48,65 @@ class Audited:
     record: Mapping[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What an audit is to do.
+
+    Attributes:
+        federation: of the run.
+        fitting: the audits that say something about it.
+        unfit: why the others do not.
+    """
+
+    federation: Federation
+    fitting: Sequence[str]
+    unfit: Mapping[str, str]
+
+
+def choose(
+    source: Path | str,
+    *,
+    settings: Sequence[str] = (),
+    attacks: Sequence[str] = (),
+    party: str | None = None,
+    quick: bool = False,
+    lenient: bool = False,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    model: Any = None,
+    loss: Loss | None = None,
+    data_dir: Path | None = None,
+    on_data: DataProgress = no_progress,
+) -> Choice:
+    """What `audit` would do if it were given the same, before anything is trained.
+
+    Raises:
+        UserError: something in what was asked cannot be done.
+    """
+    for name in attacks:
+        if name not in AUDITS:
+            raise ConfigError(
+                "--attack", name, f"one of: {', '.join(AUDITS)}{did_you_mean(name, list(AUDITS))}"
+            )
+    given: dict[str, Any] = {"data": data, "partition": partition, "model": model, "loss": loss}
+    if not is_run(source):
+        experiment = config.load(str(source), settings)
+        if quick:
+            experiment = replace(experiment, rounds=min(experiment.rounds, QUICK_ROUNDS))
+    elif settings:
+        raise ConfigError("--set", settings[0], "an experiment: a run folder has its settings")
+    else:
+        experiment = _settings(Path(source), [name for name, one in given.items() if one is not None])
+        _finished(Path(source))
+    federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
+    return Choice(federation, *_chosen(federation, attacks, party, lenient))
+
+
+def is_run(source: Path | str) -> bool:
+    """Whether this is a run folder; else it is an experiment."""
+    return (Path(source) / CONFIG).is_file()
+
+
 def audit(
     source: Path | str,
     *,
@@ -91,36 +150,26 @@ def audit(
     Raises:
         UserError: something in what was asked cannot be done.
     """
-    for name in attacks:
-        if name not in AUDITS:
-            raise ConfigError(
-                "--attack", name, f"one of: {', '.join(AUDITS)}{did_you_mean(name, list(AUDITS))}"
-            )
-    federation: Federation | None = None
-    given = {"data": data, "partition": partition, "model": model, "loss": loss}
+    given: dict[str, Any] = {"data": data, "partition": partition, "model": model, "loss": loss}
+    where: dict[str, Any] = {"data_dir": data_dir, "on_data": on_data}
+    if out is None and not is_run(source):
+        raise ConfigError("out", None, "the folder of the run that is audited")
+    choice = choose(
+        source,
+        settings=settings,
+        attacks=attacks,
+        party=party,
+        quick=quick,
+        lenient=lenient,
+        **given,
+        **where,
+    )
+    federation, fitting, experiment = choice.federation, choice.fitting, choice.federation.experiment
     folder = Path(source)
-    if not (folder / CONFIG).is_file():
-        experiment = config.load(str(source), settings)
-        if out is None:
-            raise ConfigError("out", None, "the folder of the run that is audited")
-        if quick:
-            experiment = replace(experiment, rounds=min(experiment.rounds, QUICK_ROUNDS))
+    if out is not None and not is_run(source):
         folder = out
-        # what does not fit is refused before anything is trained
-        federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
-        fitting, unfit = _chosen(federation, attacks, party, lenient)
-        simulate(
-            experiment, **given, data_dir=data_dir, out=out, resume=True, on_data=on_data, on_round=on_round
-        )
-    elif settings:
-        raise ConfigError("--set", settings[0], "an experiment: a run folder has its settings")
-    experiment = _settings(folder, [name for name, one in given.items() if one is not None])
-    saved = read_checkpoint(folder)
-    if saved is None:
-        raise RunFolderError(folder, "has no finished round: run it, or go on with it, first")
-    if federation is None:
-        federation = preparation.prepare(experiment, **given, data_dir=data_dir, on_data=on_data)
-        fitting, unfit = _chosen(federation, attacks, party, lenient)
+        simulate(experiment, **given, **where, out=out, resume=True, on_round=on_round)
+    saved = _finished(folder)
     parties = {name: _party(federation, saved, AUDITS[name], party) for name in fitting}
     rounds = max((AUDITS[name].rounds for name in fitting), default=0)
     observed = observe(federation, saved, list(dict.fromkeys(parties.values())), rounds)
@@ -141,12 +190,19 @@ def audit(
         "rounds": saved.round,
         "quick": quick,
         "audits": found,
-        "unfit": unfit,
+        "unfit": choice.unfit,
         "versions": versions(),
     }
     path = (out or folder) / AUDIT
     write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return Audited(path, record)
+
+
+def _finished(folder: Path) -> Checkpoint:
+    """The last finished round of a run folder."""
+    if (saved := read_checkpoint(folder)) is None:
+        raise RunFolderError(folder, "has no finished round: run it, or go on with it, first")
+    return saved
 
 
 def _settings(folder: Path, given: Sequence[str]) -> Experiment:

@@ -117,11 +117,6 @@ class Ring:
         self._check(left, right)
         return self._trim(np.subtract(left, right, out=out))
 
-    def negate(self, elements: Elements, out: Elements | None = None) -> Elements:
-        """-elements, element by element; `out` as in `add`."""
-        self._check(elements)
-        return self._trim(np.negative(elements, out=out))
-
     def total(self, elements: Elements) -> Elements:
         """The sum of many vectors.
 

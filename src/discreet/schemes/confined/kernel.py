@@ -6,7 +6,8 @@ numbers between two products stay in the nearest cache, and what is 0 in the inp
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -42,7 +43,7 @@ All are contiguous, of float32, on the CPU.
 
 
 def compiled(inputs: Tensor, outputs: int, hidden: int, device: torch.device) -> AddBlocks | None:
-    """The loop; None where it would not pay, or where Numba (the extra ``fast``) is not installed.
+    """The loop; None where it would not pay, or where Numba (the extra ``fast``) is not installed or does not start.
 
     Args:
         inputs: of all pieces, shape (P, B, columns, width).
@@ -53,9 +54,10 @@ def compiled(inputs: Tensor, outputs: int, hidden: int, device: torch.device) ->
     small = outputs <= MOST_OUTPUTS and inputs.shape[3] <= WIDEST
     if device.type != "cpu" or not small or inputs[..., 0].numel() < WORTH_COMPILING:
         return None
-    if importlib.util.find_spec("numba") is None:
+    numba = _numba()
+    if numba is None:
         return None
-    loop = _loop(outputs, hidden)
+    loop = _loop(numba, outputs, hidden)
 
     def add_blocks(
         inputs: Tensor, by_outputs: Tensor, weight: Tensor, passed: Tensor | None, blocks_sum: Tensor
@@ -67,10 +69,23 @@ def compiled(inputs: Tensor, outputs: int, hidden: int, device: torch.device) ->
 
 
 @lru_cache
-def _loop(outputs: int, hidden: int) -> Callable[..., None]:
-    """Compiled at its first call, in a second or two; sizes are constants, so that it uses vector registers."""
-    import numba
+def _numba() -> Any:
+    """The module; None, with a warning, where it refuses to start, as beside a NumPy that is too new for it."""
+    try:
+        return importlib.import_module("numba")
+    except ModuleNotFoundError as error:
+        if error.name == "numba":
+            return None
+        cause = error.msg
+    except ImportError as error:
+        cause = error.msg
+    warnings.warn(f"goes on without Numba, more slowly: it does not start ({cause})", stacklevel=2)
+    return None
 
+
+@lru_cache
+def _loop(numba: Any, outputs: int, hidden: int) -> Callable[..., None]:
+    """Compiled at its first call, in a second or two; sizes are constants, so that it uses vector registers."""
     # no promise of finite numbers: what diverges must be seen to diverge
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc"}, "error_model": "numpy"}
 
