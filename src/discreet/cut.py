@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from discreet.errors import ModelError
 from discreet.gradients import Layer, LayeredGradient, leaves_of, linear_layers, loss_gradient
 from discreet.losses import Loss
 from discreet.network import Network, Slot
@@ -192,6 +193,31 @@ def cut(network: Network, dimensions: int) -> Cut | None:
         names=tuple(names[slot.name] for slot in upper),
         rest=nn.Sequential(*(leaf for _, leaf in leaves[1:])),
     )
+
+
+def named_part(network: Network, part: Tensor, features: int, dimensions: int) -> dict[str, Tensor]:
+    """What a participant holds of a network that is split by columns, by the names that the network has for it.
+
+    Args:
+        network: the whole one.
+        part: the columns of the first layer's weight for some features, row by row, each followed by the bias if the
+            participant has that too; then everything above.
+        features: how many.
+        dimensions: of one input.
+
+    Raises:
+        ModelError: the network cannot be split so, or has other parameters.
+    """
+    found = cut(network, dimensions)
+    width, rest = (0, 1) if found is None else divmod(len(part) - found.upper_size, found.hidden)
+    if found is None or rest or not features <= width <= features + found.bias:
+        raise ModelError(f"the network has no part of {len(part):,} parameters for {features} features")
+    first = part[: found.hidden * width].view(found.hidden, width)
+    named = {network.layout[0].name: first[:, :features]}
+    if width > features:
+        named[network.layout[1].name] = first[:, features]
+    upper = found.unflatten(part[found.hidden * width :])
+    return named | {slot.name: value for slot, value in zip(found.upper, upper, strict=True)}
 
 
 def _names(leaves: Sequence[tuple[str, nn.Module]]) -> dict[str, str]:

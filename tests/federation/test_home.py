@@ -271,7 +271,7 @@ class Echo:
 @pytest.fixture
 def unfinished(monkeypatch):
     """No run is ever over: what is kept of one is another test's."""
-    monkeypatch.setattr(home_module, "kept_model", lambda state: None)
+    monkeypatch.setattr(home_module, "kept_model", lambda state, number: None)
 
 
 @pytest.mark.usefixtures("unfinished")

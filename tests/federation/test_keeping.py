@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from discreet.errors import DataError, UserError
@@ -111,7 +112,7 @@ class Ending:
 
 
 def test_a_finished_run_is_kept_when_it_is_answered(home, monkeypatch):
-    monkeypatch.setattr(home_module, "kept_model", lambda state: kept() if state == b"end" else None)
+    monkeypatch.setattr(home_module, "kept_model", lambda state, number: kept() if state == b"end" else None)
     home.answer(Ending(), b"round")
     assert home.runs() == ()
     home.answer(Ending(), b"end")
@@ -162,6 +163,35 @@ def test_a_model_of_the_sites_own_data_has_that_datas_shape(tmp_path):
         "1.weight": (2, 2),
         "1.bias": (2,),
     }
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_part_is_exported_by_the_names_of_the_whole(home, tmp_path, bias):
+    features = [0, 1, 2, 3, 7, 9, 10, 63]
+    grid = PLAIN.replace("fedavg", "cgd") + '[data]\npartition = "grid"\nrows = 3\ncolumns = 2\n'
+    first = torch.arange(5.0 * (8 + bias)).view(5, 8 + bias)
+    part = torch.cat([first.flatten(), VECTOR[-60:]])
+    keep(home.folder / "runs", kept(vector=part, experiment=grid, features=features, sites=6))
+    model, card = home.export(tmp_path / "out.safetensors")
+    found = load_file(model)
+    assert found.keys() == {"1.weight", "3.weight", "3.bias"} | ({"1.bias"} if bias else set())
+    assert torch.equal(found["1.weight"], first[:, :8])
+    assert not bias or torch.equal(found["1.bias"], first[:, 8])
+    assert torch.equal(found["3.weight"].flatten(), VECTOR[-60:-10])
+    assert torch.equal(found["3.bias"], VECTOR[-10:])
+    with safe_open(model, "pt") as file:
+        assert json.loads(file.metadata()["features"]) == features
+    for words in ("the part of a confined model that hospital-b alone has", "| 0-3, 7, 9-10, 63 (8) |"):
+        assert words in card.read_text()
+    assert "can solve for the features" in card.read_text()
+
+
+@pytest.mark.parametrize(("count", "features"), [(5 * 8 + 61, 8), (5 * 10 + 60, 8), (5 * 7 + 60, 8), (59, 8)])
+def test_a_part_of_another_network_is_not_exported(home, tmp_path, count, features):
+    grid = PLAIN.replace("fedavg", "cgd")
+    keep(home.folder / "runs", kept(vector=torch.ones(count), experiment=grid, features=[*range(features)]))
+    with pytest.raises(UserError, match=f"no part of {count} parameters for 8 features"):
+        home.export(tmp_path / "out.safetensors")
 
 
 def test_a_network_that_is_another_now_is_not_exported(home, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from parties import (
     ALLOWED,
+    BLOBS,
     SERVER,
     SIZES,
     dealt,
@@ -22,6 +23,7 @@ from parties import (
 import discreet.federation.server
 import discreet.federation.standing
 from discreet.config import Data, Dropouts, Engine, Experiment
+from discreet.cut import named_part
 from discreet.errors import ConfigError, RunAborted, RunFolderError, UserError
 from discreet.federation import parts
 from discreet.federation.kept import kept_model
@@ -132,7 +134,7 @@ def test_confined_models_of_a_deployment_move_together_and_are_judged_at_home():
     asked = experiment(cgd(), **ADDITIVE)
     members = parties()
     found = run(asked, members, rehearse=False)
-    models = torch.stack([kept_model(one.state).vector for one in members])
+    models = torch.stack([kept_model(one.state, one.number).vector for one in members])
     assert models.shape == (4, found.result["parameters"]) and len(models.unique(dim=0)) == 4
     judged = [line["accuracy"] for line in found.metrics]
     assert all(0 <= accuracy <= 1 for accuracy in judged) and found.metrics[-1]["worst_accuracy"] is not None
@@ -145,10 +147,35 @@ def test_every_site_ends_with_the_global_model():
     members = parties()
     found = run(experiment("fedavg"), members)
     for one, held in zip(members, SIZES, strict=True):
-        kept = kept_model(one.state)
+        kept = kept_model(one.state, one.number)
         assert torch.equal(kept.vector, found.vector)
         assert kept.facts["rounds"] == 3 and kept.facts["examples"] == held
-    assert kept_model(b"") is None
+    assert kept_model(b"", 0) is None
+
+
+@pytest.mark.parametrize("forward", ["joint", "independent"])
+def test_sites_of_a_grid_keep_their_parts_which_predict_as_the_simulation_does(forward):
+    members = parties(GRID)
+    found = run(experiment(cgd(forward=forward), **ADDITIVE), members)
+    kept = [kept_model(one.state, one.number) for one in members]
+    assert [one.facts["features"] for one in kept] == [[0, 2, 4], [1, 3, 5]] * 2
+    named = [named_part(found.network, one.vector, 3, 1) for one in kept]
+    assert [one["1.weight"].shape for one in named] == [(5, 3)] * 4
+    assert ["1.bias" in one for one in named] == [True, forward == "independent"] * 2
+    hidden = [
+        BLOBS.test.inputs[:, one.facts["features"]] @ own["1.weight"].T + own.get("1.bias", 0.0)
+        for one, own in zip(kept, named, strict=True)
+    ]
+    if forward == "joint":  # over the sites of a row
+        hidden = [hidden[0] + hidden[1]] * 2 + [hidden[2] + hidden[3]] * 2
+    right, losses = [], []
+    for inner, own in zip(hidden, named, strict=True):
+        outputs = inner.relu() @ own["3.weight"].T + own["3.bias"]
+        right.append((outputs.argmax(1) == BLOBS.test.targets).double().mean())
+        losses.append(torch.nn.functional.cross_entropy(outputs, BLOBS.test.targets))
+    last = found.metrics[-1]
+    assert torch.stack(right).mean().item() == pytest.approx(last["accuracy"])
+    assert torch.stack(losses).mean().item() == pytest.approx(last["loss"], rel=1e-5)
 
 
 UNCOUNTED = ("fedsgd", "fedavg", "robust-fedavg", "signfed", "dp-fedavg", "dp-signfed", "local")

@@ -524,4 +524,4 @@ def test_the_state_is_all_that_a_site_needs_and_a_damaged_one_is_refused():
         with pytest.raises(LocalProtocolError):
             site.site.step(damaged, message)
         with pytest.raises(LocalProtocolError):
-            kept_model(damaged)
+            kept_model(damaged, 0)

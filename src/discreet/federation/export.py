@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +69,7 @@ class Card:
         number: the site's.
         sites: how many there were.
         run: in hexadecimal.
+        features: of the first layer, if the site has a part of a model only.
         kind: ``global``: all sites have this model; ``confined``: the site's own, which nobody else has; ``alone``:
             trained by the site alone.
         secure: how contributions were added up.
@@ -92,6 +93,7 @@ class Card:
     run: str
     kind: Literal["global", "confined", "alone"]
     secure: str
+    features: tuple[int, ...] = ()
     unit: str = "client"
     spent: Cost = NOTHING_SPENT
     spent_in_all: Cost = NOTHING_SPENT
@@ -106,6 +108,8 @@ class Card:
             "confined": f"the confined model of {self.site} alone",
             "alone": f"trained by {self.site} alone",
         }[self.kind]
+        if self.features:
+            whose = f"the part of a confined model that {self.site} alone has"
         rows = {
             "scheme": f"`{self.scheme}`",
             "model": f"`{self.model}`, {self.parameters:,} parameters",
@@ -115,6 +119,8 @@ class Card:
             "contributions were added up": _SUMS.get(self.secure, self.secure),
             "run": f"`{self.run}`",
         }
+        if self.features:
+            rows["input features of the first layer"] = _places(self.features)
         parts = [
             f"# Model card: {self.model}, {self.scheme}",
             f"This is {whose}.",
@@ -160,6 +166,11 @@ class Card:
                 "Nothing formal keeps anybody from telling, from this model, whether a person was in the training data, or "
                 "from reconstructing parts of it."
             )
+        if self.features:
+            found.append(
+                'Under `forward = "joint"` it predicts only from the pre-activations of all sites of a row, added up. '
+                "Whoever sees a site's addend and knows its part of the first layer can solve for the features."
+            )
         found.append("It says nothing of how good the model is for anybody: test it on data of your own.")
         return found
 
@@ -176,6 +187,7 @@ class Card:
             "epsilon": json.dumps(self.spent.epsilon),
             "delta": json.dumps(self.spent.delta),
             "versions": json.dumps(dict(self.versions)),
+            **({"features": json.dumps(self.features)} if self.features else {}),
         }
 
 
@@ -212,6 +224,17 @@ _SUMS = {
     "masked": "under masks: the server saw their sum",
     "additive": "by additive shares: the server saw their sum",
 }
+
+
+def _places(features: Sequence[int]) -> str:
+    """Numbers, counted from 0, with runs of them drawn together."""
+    runs: list[list[int]] = []
+    for one in features:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], one]
+        else:
+            runs.append([one])
+    return ", ".join("-".join(map(str, run)) for run in runs) + f" ({len(features)})"
 
 
 def _many(count: int, what: str) -> str:

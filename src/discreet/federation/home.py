@@ -180,7 +180,7 @@ class Home:
         """
         state, reply = site.step(self.state(), message)
         self.store(state)
-        kept = kept_model(state)
+        kept = kept_model(state, self.settings.number)
         if kept is not None:
             keep(self.folder / RUNS, kept)
         return reply

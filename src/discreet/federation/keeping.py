@@ -18,6 +18,7 @@ from torch import Tensor
 
 from discreet import preparation
 from discreet.config import Experiment, from_table, parse
+from discreet.cut import named_part
 from discreet.data.dataset import Dataset
 from discreet.errors import DataError
 from discreet.federation import files
@@ -27,12 +28,12 @@ from discreet.federation.kept import KeptModel
 from discreet.federation.limits import is_secure
 from discreet.federation.settings import SiteSettings
 from discreet.federation.spending import Entry, unprotected
-from discreet.network import Network
 from discreet.privacy.accounting import adjacency_among
 from discreet.privacy.releases import NOTHING
 from discreet.results import versions
 from discreet.schemes.references import Local
 from discreet.schemes.traits import Confined, groups_of, protected_unit
+from discreet.training import Learner
 
 MODEL, VECTOR = "model.safetensors", "parameters"
 USUAL_DELTA = 1e-5
@@ -109,7 +110,10 @@ def tensors_of(kept: KeptModel, data: Dataset | None, data_dir: Path | None) -> 
     Raises:
         UserError: the network cannot be built as it was, or has other parameters now.
     """
-    network = _network(experiment_of(kept), data, data_dir)
+    learner = _learner(experiment_of(kept), data, data_dir)
+    network, features = learner.network, kept.facts.get("features")
+    if kept.vector is not None and features is not None:
+        return named_part(network, kept.vector, len(features), learner.dimensions)
     if kept.vector is None or kept.vector.shape != (network.count,):
         raise DataError("model", f"has other parameters than the network, which has {network.count:,}")
     return network.unflatten(kept.vector)
@@ -140,6 +144,7 @@ def card_of(kept: KeptModel, entries: Sequence[Entry], settings: SiteSettings, d
         number=settings.number,
         sites=facts["sites"],
         run=facts["run"],
+        features=tuple(facts.get("features", ())),
         kind="alone" if alone else "confined" if isinstance(scheme, Confined) else "global",
         secure=_summed(experiment),
         unit=protected_unit(scheme),
@@ -180,8 +185,8 @@ def _summed(experiment: Experiment) -> str:
     return "additive" if experiment.secure == "additive" else "masked"
 
 
-def _network(experiment: Experiment, data: Dataset | None, data_dir: Path | None) -> Network:
-    """The network of an experiment: that of the same one without a federation."""
+def _learner(experiment: Experiment, data: Dataset | None, data_dir: Path | None) -> Learner:
+    """What an experiment trains: that of the same one without a federation."""
     alone = replace(
         experiment,
         scheme=Local(),
@@ -194,7 +199,7 @@ def _network(experiment: Experiment, data: Dataset | None, data_dir: Path | None
         engine=replace(experiment.engine, device="cpu"),
     )
     found = preparation.prepare(alone, data=data, data_dir=data_dir, keep=data is None)
-    return found.task.learner.network
+    return found.task.learner
 
 
 def _name(runs: Path, run: object) -> str:

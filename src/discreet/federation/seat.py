@@ -285,7 +285,7 @@ class Seat:
     # ---- what is the site's own
 
     def own_model(self, run: RunState, round: int, payload: bytes) -> Tensor | None:
-        """The site's model, given what a round would begin with."""
+        """The site's model, or its part of one, given what a round would begin with."""
         scheme, task = self.federation.scheme, self.federation.task
         seen = read(payload, self._template, round)
         if isinstance(scheme, Narrowed):
@@ -309,8 +309,8 @@ class Seat:
             raise Refusal("stale", "the model of this round has been judged")
         vector = self.own_model(run, envelope.round + 1, part.payload)
         test = self.federation.test
-        if vector is None:
-            raise Refusal("scheme", "the site has no model of its own to evaluate")
+        if vector is None or self._columns > 1:
+            raise Refusal("scheme", "the site has no whole model of its own to evaluate")
         found = evaluate(self.federation.task.learner, vector, test)
         answer = Evaluated(found.accuracy, found.loss, len(test))
         return answer, replace(run, judged=envelope.round + 1)

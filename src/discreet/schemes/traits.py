@@ -133,7 +133,7 @@ class Kept(Protocol):
     """A scheme of which a participant can tell its own model from what it is sent and what it has kept."""
 
     def own_model(self, task: Task, payload: Any, participant: int, kept: Tensor | None) -> Tensor | None:
-        """The participant's model, shape (n,); None where it has none, or a part of one only.
+        """The participant's model, shape (n,), or the part that it has of one; None where it has none.
 
         Args:
             task: the participant's.

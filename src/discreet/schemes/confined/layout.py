@@ -71,6 +71,12 @@ class Layout:
         block[:, :held] = own[: self.cut.hidden * held].view(self.cut.hidden, held)
         return block, own[self.cut.hidden * held :]
 
+    def moved(self, own: Tensor, column: int, displacement: Tensor) -> Tensor:
+        """A participant's own parameters once they have moved by its part of the displacement."""
+        held = len(self.features[column])
+        by_block, by_upper = self.displacements(displacement)
+        return own + torch.cat([by_block[column][:, :held].flatten(), by_upper])
+
     def whole(self, own: Tensor) -> Tensor:
         """Parameters as a participant holds them where there is one column, in the network's order: shape (n,)."""
         block, upper = self.parted(own, 0)

@@ -206,10 +206,13 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         return replace(payload, displacements=whole)
 
     def own_model(self, task: Task, payload: Payload, participant: int, kept: Tensor | None) -> Tensor | None:
-        """The participant's confined model, where it holds a whole one."""
-        if _grid(task).columns > 1:
-            return None
-        return self._at(task, payload.displacements[0], participant)
+        """The participant's confined model; with columns its block of the first layer, and its upper layers."""
+        layout = self.layout(task)
+        if layout is None or layout.columns == 1:
+            return self._at(task, payload.displacements[0], participant)
+        column = participant % layout.columns
+        first = self._first(task, participant, layout.own_length(column)).to(payload.displacements.device)
+        return layout.moved(first, column, payload.displacements[0])
 
     def _seen(self, task: Task, payload: Payload, cohort: Cohort) -> Tensor:
         """The displacement that each participant has got to, shape (length,) or (K, length)."""
