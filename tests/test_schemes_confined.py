@@ -317,7 +317,7 @@ def test_with_one_head_a_row_has_one_prediction(evaluated):
     found = scheme.evaluate(fed.task, state, {}, fed.test, map)
     each = judged.evaluate(
         *(fed.task, fed.task.grid, layout),
-        lambda participant, length: scheme._first(fed.task, participant, length),
+        scheme.models(fed.task).first,
         *(state, fed.test, evaluated, True, False, map),
     )
     assert (found.accuracy, found.worst_accuracy) == (each.accuracy, each.worst_accuracy)

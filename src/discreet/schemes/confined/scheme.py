@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass as frozen
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -24,14 +24,12 @@ from discreet.schemes.base import Contribution, Phase, Task, Total
 from discreet.schemes.confined import fused, judged, participants, theory
 from discreet.schemes.confined.fixed import BITS, Fixed
 from discreet.schemes.confined.layout import Layout, layout_of
+from discreet.schemes.confined.models import Models
 from discreet.schemes.confined.start import ConfinedStart
 from discreet.schemes.confined.steps import CommonStep, Displacement
 from discreet.secure.groups import Group, Reals
 from discreet.secure.ring import Ring
 from discreet.training import mean_gradients
-
-REMEMBERED = 1 << 28
-"""First models of so many numbers in all are remembered by a simulation; of more, each is drawn when it is needed."""
 
 
 @frozen(frozen=True, eq=False)
@@ -115,6 +113,11 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             memory["layout"] = self._layout(task)
         found: Layout | None = memory["layout"]
         return found
+
+    def models(self, task: Task) -> Models:
+        """Of the participants, which no party has all of; the errors are those of `layout`."""
+        layout, remembered = self.layout(task), self._memory(task).setdefault("first models", {})
+        return Models(self, task, _grid(task), layout, self._alike(task), remembered)
 
     def _memory(self, task: Task) -> dict[str, Any]:
         """What this scheme has worked out for the task; another scheme's, or other settings', is another."""
@@ -207,12 +210,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
     def own_model(self, task: Task, payload: Payload, participant: int, kept: Tensor | None) -> Tensor | None:
         """The participant's confined model; with columns its block of the first layer, and its upper layers."""
-        layout = self.layout(task)
-        if layout is None or layout.columns == 1:
-            return self._at(task, payload.displacements[0], participant)
-        column = participant % layout.columns
-        first = self._first(task, participant, layout.own_length(column)).to(payload.displacements.device)
-        return layout.moved(first, column, payload.displacements[0])
+        return self.models(task).own(participant, payload.displacements[0])
 
     def _seen(self, task: Task, payload: Payload, cohort: Cohort) -> Tensor:
         """The displacement that each participant has got to, shape (length,) or (K, length)."""
@@ -221,31 +219,6 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         most = min(self.max_delay, cohort.round - 1)
         streams = (task.common.stream(cohort.round, row, "delay") for row in cohort.row.tolist())
         return payload.displacements[[int(stream.integers(most + 1)) for stream in streams]]
-
-    def _first(self, task: Task, participant: int, length: int) -> Tensor:
-        """A participant's first confined model, of some length."""
-        grid, layout = _grid(task), self.layout(task)
-        if layout is None or not self._alike(task):
-            return self.draw(task.randomness, participant, length)
-        upper = layout.cut.upper_size
-        block = self.draw(task.randomness, participant, length - upper)
-        leader = participant - participant % grid.columns
-        return torch.cat([block, self.draw(task.randomness, leader, upper, "head of a row")])
-
-    def _own(self, task: Task) -> Callable[[int, int], Tensor]:
-        """Gives a participant's first confined model of some length: drawn anew, or remembered if all are few numbers."""
-        grid, device = _grid(task), task.learner.device
-        remembered: dict[int, Tensor] = self._memory(task).setdefault("confined models", {})
-
-        def own(participant: int, length: int) -> Tensor:
-            if participant in remembered:
-                return remembered[participant]
-            found = self._first(task, participant, length).to(device)
-            if grid.participants * length <= REMEMBERED:
-                remembered[participant] = found
-            return found
-
-        return own
 
     def contribute(
         self, task: Task, phase: Phase, payload: Payload, received: tuple[Total, ...], cohort: Cohort
@@ -257,7 +230,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
         examples = _grid(task).examples
         rows = participants.rows_of(cohort, layout.padded, examples, self.batch_size, task.common)
         mine = participants.held(
-            task, layout, self._own(task), self._seen(task, payload, cohort), cohort, rows
+            task, layout, self.models(task).at_hand, self._seen(task, payload, cohort), cohort, rows
         )
         there = torch.from_numpy(cohort.sizes > 0)
         if phase.name == "pre-activations":
@@ -281,8 +254,8 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
     def _whole(self, task: Task, payload: Payload, cohort: Cohort) -> Contribution:
         """Gradients of networks that are not split."""
-        own_start = self._own(task)
-        own = [own_start(client, task.parameters) for client in cohort.ids.tolist()]
+        models = self.models(task)
+        own = [models.at_hand(client, task.parameters) for client in cohort.ids.tolist()]
         found = mean_gradients(
             task.learner,
             torch.stack(own) + self._seen(task, payload, cohort),
@@ -321,13 +294,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             raise ConfigError("participant", participant, f"0 to {grid.participants - 1}")
         if grid.columns > 1:
             raise ConfigError("participant", participant, "data split by rows alone: here each holds a part")
-        return self._at(task, state.displacement, participant)
-
-    def _at(self, task: Task, displacement: Tensor, participant: int) -> Tensor:
-        """A participant's confined model, of whole rows, at a displacement: in the network's order, shape (n,)."""
-        layout = self.layout(task)
-        own = self.draw(task.randomness, participant, task.parameters).to(displacement.device) + displacement
-        return own if layout is None else layout.whole(own)
+        return self.models(task).own(participant, state.displacement)
 
     def release(self, task: Task) -> Released | None:
         """None: no differential privacy is promised."""
@@ -346,7 +313,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
             task,
             _grid(task),
             self.layout(task),
-            lambda participant, length: self._first(task, participant, length),
+            self.models(task).first,
             state,
             examples,
             self.evaluated,
@@ -360,12 +327,12 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
 
         No party knows them; a simulation does.
         """
-        layout, grid = self.layout(task), _grid(task)
+        layout, grid, models = self.layout(task), _grid(task), self.models(task)
 
         def draw(participant: int) -> Tensor:
             column = participant % grid.columns
             length = task.parameters if layout is None else layout.own_length(column)
-            return self._first(task, participant, length)
+            return models.first(participant, length)
 
         columns = [
             theory.spread_of(draw, range(column, grid.participants, grid.columns), parallel)
@@ -409,7 +376,7 @@ class ConfinedGradientDescent(ConfinedStart, CommonStep):
                 task,
                 grid,
                 layout,
-                lambda participant, own: self._first(task, participant, own),
+                self.models(task).first,
                 cohort,
                 not self._alone(task),
                 self._alike(task),
