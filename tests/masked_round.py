@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from discreet.randomness import Seeded
-from discreet.secure.masking import STAGES, MaskingClient, MaskingServer, MaskingTerms, Stage
+from discreet.secure.masking import MaskingClient, MaskingServer, MaskingTerms, Stage
 
 
 def terms(clients=5, **changes):
@@ -59,8 +59,8 @@ class MaskedRound:
             for client in self.about.cohort
         }
         self.inbox = dict.fromkeys(self.about.cohort, b"")
-        self.sent = {stage: {} for stage in STAGES}
-        self.received = {stage: {} for stage in STAGES}
+        self.sent = {stage: {} for stage in Stage}
+        self.received = {stage: {} for stage in Stage}
 
     def answer(self, client, stage, data, using=None):
         """What a client sends in a stage in answer to `data`."""
@@ -72,6 +72,8 @@ class MaskedRound:
                 return party.share_keys(data)
             case Stage.MASK:
                 return party.mask(data, self.inputs[client])
+            case Stage.CONSENT:
+                return party.consent(data, self.identities[client])
             case Stage.UNMASK:
                 return party.unmask(data)
 

@@ -10,6 +10,8 @@ from discreet.secure.masking import MaskingTerms, shamir
 from discreet.secure.masking.keys import SEALED_BYTES, PublicKeys
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
+    Consent,
+    Consents,
     DeliveredShares,
     MaskedInput,
     PeerKeys,
@@ -31,6 +33,8 @@ SIZES = {
     MaskedInput: HEADER + PACKED,
     UnmaskRequest: HEADER + 4 + 2 * (4 + 5 * 4),
     UnmaskShares: HEADER + 2 * (4 + 5 * (4 + 33)),
+    Consent: HEADER + 64,
+    Consents: HEADER + 4 + 3 * (4 + 64),
 }
 
 CLIENTS = st.integers(0, 2**32 - 1)
@@ -48,6 +52,7 @@ def listed(values, most):
 
 PEERS = st.lists(CLIENTS, max_size=5, unique=True).map(lambda peers: tuple(sorted(peers)))
 SEALED = listed(st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES), 4)
+SIGNATURES = st.binary(min_size=64, max_size=64)
 SHARES = listed(st.integers(0, shamir.PRIME - 1), 5)
 MESSAGES = {
     AdvertisedKeys: st.builds(AdvertisedKeys, CLIENTS, KEYS),
@@ -59,6 +64,8 @@ MESSAGES = {
     ),
     UnmaskRequest: st.builds(UnmaskRequest, CLIENTS, PEERS, PEERS, st.integers(0, 2**32 - 1)),
     UnmaskShares: st.builds(UnmaskShares, CLIENTS, SHARES, SHARES),
+    Consent: st.builds(Consent, CLIENTS, SIGNATURES),
+    Consents: st.builds(Consents, CLIENTS, listed(SIGNATURES, 3)),
 }
 EXAMPLES = [
     AdvertisedKeys(2, PublicKeys(b"c" * 32, b"m" * 32, b"s" * 64)),
@@ -68,6 +75,8 @@ EXAMPLES = [
     MaskedInput(2, b"\xff" * 6 + b"\x7f"),
     UnmaskRequest(2, (0, 2, 4), (8,), 9),
     UnmaskShares(2, ((0, 5), (2, 6)), ((8, shamir.PRIME - 1),)),
+    Consent(2, b"s" * 64),
+    Consents(2, ((2, b"s" * 64), (8, b"t" * 64))),
 ]
 kinds = pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 
@@ -111,6 +120,8 @@ def test_a_message_of_another_length_is_refused(message):
     ],
 )
 def test_a_message_of_another_sum_is_refused(message, change, field):
+    if isinstance(message, Consents) and "threshold" in change:
+        field = "length"  # so many consents there are
     with pytest.raises(RemoteProtocolError, match=field):
         read(message, message.to_bytes(replace(TERMS, **change)))
 
@@ -145,6 +156,10 @@ def test_messages_that_differ_in_their_kind_alone_are_not_taken_for_each_other()
         (lambda: UnmaskShares(1, (), ((2, -1),)), "keys: a share"),
         (lambda: UnmaskRequest(1, tuple(range(6)), (), 1).to_bytes(TERMS), "bytes, expected"),
         (lambda: MaskedInput(1, b"x").to_bytes(TERMS), "bytes, expected"),
+        (lambda: Consent(1, b"short"), "signature: expected 64 bytes"),
+        (lambda: Consents(1, ((2, b"short"),)), "signature: expected 64 bytes"),
+        (lambda: Consents(1, ((2, b"s" * 64), (2, b"s" * 64))), "consents: expected clients in ascending"),
+        (lambda: Consents(1, tuple((n, b"s" * 64) for n in range(4))).to_bytes(TERMS), "bytes, expected"),
     ],
 )
 def test_an_impossible_message_cannot_be_built(build, what):

@@ -883,13 +883,13 @@ def test_a_client_that_is_stored_before_and_after_every_message_sends_the_same(w
         play.silent = {14}
     awake_total = awake.play()
     asleep = MaskedRound(about, **settings)
-    for stage in STAGES:
-        asleep.silent = {14} if stage in (Stage.MASK, Stage.UNMASK) else set()
+    while (stage := asleep.server.stage) is not None:
+        asleep.silent = set() if stage in (Stage.ADVERTISE, Stage.SHARE) else {14}
         for client, party in asleep.clients.items():
             asleep.clients[client] = MaskingClient.restore(party.state_bytes(), about, roster=asleep.roster)
         asleep.send()
         asleep.deliver()
-    assert asleep.sent == awake.sent
+    assert asleep.sent == awake.sent and bool(awake.sent[Stage.CONSENT]) == with_roster
     assert asleep.server.total().values.tolist() == awake_total.values.tolist()
 
 
@@ -899,7 +899,7 @@ def test_a_restored_client_does_not_go_back():
         assert play.clients[11].progress == before
         play.send()
         restored = MaskingClient.restore(play.clients[11].state_bytes(), play.about)
-        assert restored.progress == play.clients[11].progress == before + 1
+        assert restored.progress == play.clients[11].progress > before
         with pytest.raises((RemoteProtocolError, LocalProtocolError)):
             play.answer(11, stage, play.inbox[11], using=restored)
         play.deliver()

@@ -314,7 +314,7 @@ def to_mask(server, round, serial, attempt=0):
         for site in cohort:
             part = Masking(number, round, serial, cohort, terms.nonce, sum_.inbox[site])
             sum_.take(site, server.ask(site, part, round=round, attempt=attempt), None)
-        assert sum_.close(), (stage, sum_.aborted)
+        assert sum_.close(stage), (stage, sum_.aborted)
     return server.work(MASKED, serial=serial, delivered=sum_.inbox[0])
 
 

@@ -1,6 +1,7 @@
 """The server's side of masked sums, two exchanges a round: keys for the next round travel with this one's messages.
 
 X  work and masked inputs of this sum         + advertised keys of the next
+   if somebody fell silent: signatures of who is left
 Y  shares that unmask this sum                + shared keys of the next
 """
 
@@ -13,7 +14,7 @@ from functools import partial
 from discreet.errors import RoundAborted
 from discreet.federation.parts import Masked, Masking, Told
 from discreet.federation.standing import Plan
-from discreet.secure.masking import STAGES, MaskedTotal, MaskingServer, MaskingTerms, Stage
+from discreet.secure.masking import MaskedTotal, MaskingServer, MaskingTerms, Stage
 
 
 @dataclass(eq=False)
@@ -44,10 +45,14 @@ class MaskedSum:
         return cls(serial, terms, MaskingServer(terms, roster), minima, dict.fromkeys(terms.cohort, b""))
 
     def add_stage(self, plan: Plan, stage: Stage) -> None:
-        """Ask those who are still in it for their message of a stage other than that of masked inputs."""
+        """If it is at this stage, not that of masked inputs, ask those who are still in it for their message."""
+        if self.server.stage is not stage:
+            return
         terms = self.terms
         for site, message in self.inbox.items():
-            part = Masking(STAGES.index(stage), terms.round, self.serial, terms.cohort, terms.nonce, message)
+            part = Masking(
+                list(Stage).index(stage), terms.round, self.serial, terms.cohort, terms.nonce, message
+            )
             plan.add(site, part, partial(self.take, site))
 
     def take(self, site: int, answer: Masked, told: Told | None) -> None:
@@ -55,13 +60,14 @@ class MaskedSum:
         if not self.aborted:
             self.server.collect(site, answer.message)
 
-    def close(self) -> bool:
-        """End the stage; False if the sum cannot go on."""
-        if self.aborted:
-            return False
+    def close(self, stage: Stage) -> bool:
+        """End the stage, if it is at this one; False if the sum cannot go on."""
+        if self.aborted or self.server.stage is not stage:
+            return not self.aborted
         try:
             self.inbox = self.server.close_stage()
-            require_minima(self.inbox, self.minima)
+            there = self.inbox if stage in (Stage.ADVERTISE, Stage.SHARE) else self.server.survivors
+            require_minima(there, self.minima)
         except RoundAborted as error:
             self.inbox, self.aborted = {}, str(error)
         return not self.aborted
@@ -115,10 +121,14 @@ class Sums:
         for one in self.sums:
             one.add_stage(plan, stage)
 
-    def close(self) -> bool:
-        """End the stage; False if none of them can go on."""
-        going_on = [one.close() for one in self.sums]
+    def close(self, stage: Stage) -> bool:
+        """End the stage for those that are at it; False if none of them can go on."""
+        going_on = [one.close(stage) for one in self.sums]
         return any(going_on)
+
+    def at(self, stage: Stage) -> bool:
+        """Whether one of them is at this stage."""
+        return any(one.server.stage is stage for one in self.sums if not one.aborted)
 
     @property
     def aborted(self) -> str:

@@ -15,7 +15,7 @@ from discreet.federation.state import RunState, SumState
 from discreet.federation.terms import ALL_NEIGHBOURS, masking_terms
 from discreet.preparation import Federation
 from discreet.randomness import Seeded, SystemRandom
-from discreet.secure.masking import STAGES, MaskingClient, MaskingTerms, Stage
+from discreet.secure.masking import MaskingClient, MaskingTerms, Stage
 from discreet.wire import Envelope
 
 
@@ -51,7 +51,7 @@ class Masker:
 
     def stage(self, run: RunState, envelope: Envelope, part: Masking) -> tuple[Answered, RunState]:
         """A stage of a masked sum, but for that of the masked inputs; the errors are those of `Seat.work`."""
-        stage = STAGES[part.stage]
+        stage = tuple(Stage)[part.stage]
         check_request(stage is not Stage.MASK, "stage: masked inputs come with work")
         if stage is Stage.ADVERTISE:
             check_request(not part.message, "message: there is none to the first stage")
@@ -76,6 +76,9 @@ class Masker:
         there = _sum(run, part.serial)
         if stage is Stage.SHARE:
             return self.stepped(run, envelope, there, lambda client: client.share_keys(part.message))
+        if stage is Stage.CONSENT:
+            own = self.identity.private
+            return self.stepped(run, envelope, there, lambda client: client.consent(part.message, own))
         return self.stepped(run, envelope, there, lambda client: client.unmask(part.message))
 
     def stepped(
@@ -101,10 +104,8 @@ class Masker:
             )
         except ConfigError as error:
             raise Refusal("limits", f"a masked sum of {len(there.cohort)} sites: {error}") from None
-        # with some neighbours alone nobody sees whether more than the threshold, and their noise, are in the sum
-        if not terms.complete and (
-            self.limits.epsilon is not None or terms.threshold < self.limits.minimum_cohort
-        ):
+        # with some neighbours alone nobody sees who is in the sum: a server that lies could have single contributions
+        if not terms.complete and (self.limits.epsilon is not None or self.limits.minimum_cohort > 1):
             cause = f"a masked sum of {len(there.cohort)} sites: expected {ALL_NEIGHBOURS} at most"
             raise Refusal("limits", cause)
         return terms

@@ -107,18 +107,20 @@ def _masked(game: Game, ask: Ask) -> Total:
     if following is not None:
         following.add_stage(plan, Stage.ADVERTISE)
     game.ask(plan, deadlines.work, phase.name)
-    _close(game, sums)
+    _close(game, sums, Stage.MASK)
+    if sums.at(Stage.CONSENT):
+        _stage(game, sums, Stage.CONSENT)
     game.release()
     plan = Plan()
     sums.add_stage(plan, Stage.UNMASK)
-    if following is not None and following.close():
+    if following is not None and following.close(Stage.ADVERTISE):
         following.add_stage(plan, Stage.SHARE)
     game.ask(plan, deadlines.keys, Stage.UNMASK.value)
-    _close(game, sums)
+    _close(game, sums, Stage.UNMASK)
     found = [total for one in sums.sums if (total := one.total()) is not None]
     if not found:
         raise RoundAborted((), 1, sums.aborted)
-    if following is not None and following.close() and not following.aborted:
+    if following is not None and following.close(Stage.SHARE) and not following.aborted:
         table.ahead = following
     totals = []
     for each in found:
@@ -133,17 +135,21 @@ def _with_keys(game: Game) -> Sums:
     if game.ahead is not None:
         return game.ahead
     sums = game.table.sums(game.number, game.cohort)
-    for stage in (Stage.ADVERTISE, Stage.SHARE):
-        plan = Plan()
-        sums.add_stage(plan, stage)
-        if sums.sums:
-            game.ask(plan, game.table.deadlines.keys, stage.value)
-            _close(game, sums)
+    for stage in (Stage.ADVERTISE, Stage.SHARE) if sums.sums else ():
+        _stage(game, sums, stage)
     return sums
 
 
-def _close(game: Game, sums: Sums) -> None:
-    if not sums.close():
+def _stage(game: Game, sums: Sums, stage: Stage) -> None:
+    """An exchange for a stage alone."""
+    plan = Plan()
+    sums.add_stage(plan, stage)
+    game.ask(plan, game.table.deadlines.keys, stage.value)
+    _close(game, sums, stage)
+
+
+def _close(game: Game, sums: Sums, stage: Stage) -> None:
+    if not sums.close(stage):
         raise RoundAborted(game.table.sites.here, 1, sums.aborted)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from discreet.federation.fields import Bytes, Exactly, Many, Of, Record, Text, Truth, Whole
+from discreet.secure.masking import Stage
 from discreet.wire import HELLO, KEY_BYTES, MOST_ROUNDS, MOST_SITES, SIGNATURE_BYTES, Part
 
 LONGEST_EXPERIMENT = 1 << 20
@@ -158,7 +159,7 @@ class Masking(Asked):
     """A stage of a masked sum other than that of the masked inputs, which comes with `Work`.
 
     Attributes:
-        stage: its place in `STAGES`.
+        stage: its place in `Stage`, counted from 0.
         round: that the sum is for, which may be the one after the message's.
         serial: of the sum; no two sums of a session have the same.
         cohort: who is asked to take part.
@@ -168,7 +169,7 @@ class Masking(Asked):
 
     kind: ClassVar[int] = 5
     written: ClassVar = {
-        "stage": Whole(1, 3),
+        "stage": Whole(1, len(Stage) - 1),
         "round": _ROUND,
         "serial": Whole(4),
         "cohort": _SITES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from discreet.errors import DiscreetError
 from discreet.federation.parts import ADDITIVE, IN_CLEAR, MASKED, Asked, Holding, Masking, Work
 from discreet.federation.refusal import Cause, Refusal
-from discreet.secure.masking import STAGES
+from discreet.secure.masking import Stage
 from discreet.wire import Envelope
 
 LONGEST = 400
@@ -50,7 +50,7 @@ def _named(part: Asked) -> str:
         case Work():
             return f"{name} of phase {part.phase}, {HOW.get(part.how, 'unknown')}"
         case Masking():
-            return f"{name}, {STAGES[part.stage].value}"
+            return f"{name}, {tuple(Stage)[part.stage].value}"
         case Holding():
             return f"{name} of phase {part.phase}"
     return name

@@ -1,10 +1,15 @@
-"""The client's side of a masked sum: four messages out, each but the first in answer to one from the server.
+"""The client's side of a masked sum: messages out, each but the first in answer to one from the server.
 
     client = MaskingClient.start(terms, 7, SystemRandom())
     client.advertise()            -> AdvertisedKeys
     client.share_keys(PeerKeys)   -> SharedKeys
     client.mask(DeliveredShares, vector) -> MaskedInput
     client.unmask(UnmaskRequest)  -> UnmaskShares
+
+or, where somebody dropped out, peers have identities and the graph is complete,
+
+    client.consent(UnmaskRequest, identity) -> Consent
+    client.unmask(Consents)       -> UnmaskShares
 
 A client goes forward only. It answers each stage once; a message that it refuses ends the round for it, and what it
 knew is gone. `state_bytes` and `restore` let it sleep between messages: store the new state before the answer leaves
@@ -26,6 +31,8 @@ from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
 from discreet.secure.masking.masks import add_masks
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
+    Consent,
+    Consents,
     DeliveredShares,
     MaskedInput,
     PeerKeys,
@@ -75,8 +82,8 @@ class MaskingClient:
             randomness: `SystemRandom` in a deployment; `Seeded` in a simulation, in which nothing is secret.
             identity: signs the keys that it advertises.
             roster: identities of its peers. Without it the client takes the server's word for whose keys are whose.
-            minima: clients that are in no sum of fewer than so many, whatever the terms allow. In a complete graph this
-                client makes sure of that; in a sparser one it has the server's word for how many are left.
+            minima: clients that are in no sum of fewer than so many, whatever the terms allow; see
+                `MaskingTerms.minimum_survivors`.
 
         Raises:
             LocalProtocolError: the client is not of the cohort.
@@ -218,45 +225,87 @@ class MaskingClient:
             )
             return reply
 
-    def unmask(self, data: bytes) -> bytes:
-        """For every survivor among the holders a share of its seed, for every dropout one of its mask key.
-
-        Never both of one client: together they would undo its masked input.
+    def consent(self, data: bytes, identity: Ed25519PrivateKey) -> bytes:
+        """The signature that this client goes on with the survivors that it is told, and no others.
 
         Args:
             data: an `UnmaskRequest`.
+            identity: signs it.
 
         Raises:
             RemoteProtocolError: the message is refused, and the round over for this client.
             RoundAborted: fewer survivors than the threshold, or than must be in the sum; over likewise.
         """
         with self._one_step(Progress.MASKED):
-            terms = self._terms
-            request = UnmaskRequest.from_bytes(data, terms, peer=_SERVER, client=self.client)
-            held = dict(self._state.held)
-            survivors, dropouts = set(request.survivors), set(request.dropouts)
-            self._check(
-                not survivors & dropouts, "survivors and dropouts: both shares of one client asked for"
-            )
-            self._check(
-                survivors | dropouts <= held.keys(), "survivors and dropouts: a client that shared no keys"
-            )
-            self._check(survivors | dropouts == held.keys(), "survivors and dropouts: a client is missing")
-            self._check(self.client in survivors, "dropouts: this client sent its masked input")
-            others = len(terms.cohort) - len(dropouts)
-            self._check(len(survivors) <= request.survivor_count <= others, "survivor_count: cannot be")
-            self._require_holders(request.survivors)
-            self._require_survivors(request.survivors)
-            needed = self._needed(request.survivors)
-            if request.survivor_count < needed:
-                raise RoundAborted(request.survivors, needed)
-            reply = UnmaskShares(
-                self.client,
-                tuple((peer, held[peer].seed) for peer in request.survivors),
-                tuple((peer, held[peer].key) for peer in request.dropouts),
-            ).to_bytes(terms)
-            self._state = ClientState(self.client, Progress.FINISHED)
-            return reply
+            survivors = self._requested(data).survivors
+            signature = keys.consent(self._terms, survivors, identity)
+            held = self._state.held
+            self._state = ClientState(self.client, Progress.CONSENTED, held=held, survivors=survivors)
+            return Consent(self.client, signature).to_bytes(self._terms)
+
+    def unmask(self, data: bytes) -> bytes:
+        """For every survivor among the holders a share of its seed, for every dropout one of its mask key.
+
+        Never both of one client: together they would undo its masked input.
+
+        Args:
+            data: an `UnmaskRequest`; `Consents` if this client has consented.
+
+        Raises:
+            RemoteProtocolError: the message is refused, and the round over for this client.
+            RoundAborted: fewer survivors than the threshold, or than must be in the sum; over likewise.
+        """
+        if self.progress == Progress.CONSENTED:
+            with self._one_step(Progress.CONSENTED):
+                self._check_consents(data)
+                return self._shares(self._state.survivors)
+        with self._one_step(Progress.MASKED):
+            request = self._requested(data)
+            asks = self._terms.complete and self._roster is not None
+            self._check(not (asks and request.dropouts), "dropouts: the others have not consented")
+            return self._shares(request.survivors)
+
+    def _requested(self, data: bytes) -> UnmaskRequest:
+        """What the server asks, if it can be and enough are left."""
+        terms, held = self._terms, dict(self._state.held)
+        request = UnmaskRequest.from_bytes(data, terms, peer=_SERVER, client=self.client)
+        survivors, dropouts = set(request.survivors), set(request.dropouts)
+        self._check(not survivors & dropouts, "survivors and dropouts: both shares of one client asked for")
+        self._check(
+            survivors | dropouts <= held.keys(), "survivors and dropouts: a client that shared no keys"
+        )
+        self._check(survivors | dropouts == held.keys(), "survivors and dropouts: a client is missing")
+        self._check(self.client in survivors, "dropouts: this client sent its masked input")
+        others = len(terms.cohort) - len(dropouts)
+        self._check(len(survivors) <= request.survivor_count <= others, "survivor_count: cannot be")
+        self._require_holders(request.survivors)
+        self._require_survivors(request.survivors)
+        needed = self._needed(request.survivors)
+        if request.survivor_count < needed:
+            raise RoundAborted(request.survivors, needed)
+        return request
+
+    def _check_consents(self, data: bytes) -> None:
+        """Refuse to unmask for fewer than the threshold who go on with the same survivors."""
+        terms, survivors, roster = self._terms, self._state.survivors, self._roster or {}
+        found = Consents.from_bytes(data, terms, peer=_SERVER, client=self.client).consents
+        self._check(len(found) == terms.threshold, f"consents: expected {terms.threshold}")
+        self._check({peer for peer, _ in found} <= set(survivors), "consents: of a client that dropped out")
+        for peer, signature in found:
+            signed = keys.consents(terms, survivors, peer, signature, roster)
+            self._check(signed, f"consents: client {peer}'s identity did not sign these survivors")
+
+    def _shares(self, survivors: tuple[int, ...]) -> bytes:
+        """The last message."""
+        held = self._state.held
+        left = set(survivors)
+        reply = UnmaskShares(
+            self.client,
+            tuple((peer, shares.seed) for peer, shares in held if peer in left),
+            tuple((peer, shares.key) for peer, shares in held if peer not in left),
+        ).to_bytes(self._terms)
+        self._state = ClientState(self.client, Progress.FINISHED)
+        return reply
 
     @contextmanager
     def _one_step(self, expected: Progress) -> Iterator[None]:

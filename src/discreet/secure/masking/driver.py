@@ -94,7 +94,7 @@ def _silent(
 ) -> dict[Stage, frozenset[int]]:
     """Who sends nothing in a stage: those who dropped out in it or before."""
     gone: frozenset[int] = frozenset()
-    silent = {}
+    silent: dict[Stage, frozenset[int]] = {}
     for stage in STAGES:
         gone |= frozenset(dropouts.get(stage, ()))
         silent[stage] = gone

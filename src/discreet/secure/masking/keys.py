@@ -14,7 +14,7 @@ numbers, and so cannot share the same secret by two different polynomials.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -257,6 +257,28 @@ def signed_by(terms: MaskingTerms, client: int, keys: PublicKeys, roster: Roster
     except InvalidSignature:
         return False
     return True
+
+
+def consent(terms: MaskingTerms, survivors: Sequence[int], identity: Ed25519PrivateKey) -> bytes:
+    """A client's signature that it goes on with these survivors, in ascending order, and no others."""
+    return identity.sign(_consented(terms, survivors))
+
+
+def consents(
+    terms: MaskingTerms, survivors: Sequence[int], client: int, signature: bytes, roster: Roster
+) -> bool:
+    """Whether it is the signature of the client's pinned identity to that."""
+    if client not in roster:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(roster[client]).verify(signature, _consented(terms, survivors))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _consented(terms: MaskingTerms, survivors: Sequence[int]) -> bytes:
+    return _info(b"survivors", terms, *survivors)
 
 
 def _signed(terms: MaskingTerms, client: int, channel: bytes, mask: bytes) -> bytes:

@@ -8,6 +8,8 @@
 | `DeliveredShares` | server | what neighbours sealed for this client |
 | `MaskedInput` | client | the masked vector, packed at b bits an element |
 | `UnmaskRequest` | server | which neighbours survived and which dropped out |
+| `Consent` | client | its signature of the survivors, if somebody dropped out |
+| `Consents` | server | the signatures of as many clients as the threshold says |
 | `UnmaskShares` | client | a share of each survivor's seed, of each dropout's mask key |
 
 A message is a header (protocol, kind, round, client, 16 bytes of the terms' hash) and a body. Lists are padded with
@@ -271,8 +273,63 @@ class UnmaskRequest(Message):
 
 
 @dataclass(frozen=True)
+class Consent(Message):
+    """From a client that was told who survived, and goes on with those and no others."""
+
+    kind: ClassVar[int] = 8
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        _check_signature(self.signature)
+
+    @classmethod
+    def body_bytes(cls, terms: MaskingTerms) -> int:
+        """A signature."""
+        return keys.SIGNATURE_BYTES
+
+    def body(self, terms: MaskingTerms) -> bytes:
+        """See the module."""
+        return self.signature
+
+    @classmethod
+    def parse(cls, client: int, body: memoryview, terms: MaskingTerms) -> Self:
+        """See `Message.parse`."""
+        return cls(client, bytes(body))
+
+
+@dataclass(frozen=True)
+class Consents(Message):
+    """To a client that has consented: the same of others, in ascending order of their numbers."""
+
+    kind: ClassVar[int] = 9
+    consents: tuple[tuple[int, bytes], ...]
+
+    def __post_init__(self) -> None:
+        _check_ascending("consents", [peer for peer, _ in self.consents])
+        for _, signature in self.consents:
+            _check_signature(signature)
+
+    @classmethod
+    def body_bytes(cls, terms: MaskingTerms) -> int:
+        """As many clients as the threshold says, and their signatures."""
+        return _list_bytes(terms.threshold, _NUMBER.size + keys.SIGNATURE_BYTES)
+
+    def body(self, terms: MaskingTerms) -> bytes:
+        """See the module."""
+        entries = [_NUMBER.pack(peer) + signature for peer, signature in self.consents]
+        return _list_to_bytes(entries, self.body_bytes(terms))
+
+    @classmethod
+    def parse(cls, client: int, body: memoryview, terms: MaskingTerms) -> Self:
+        """See `Message.parse`."""
+        size = _NUMBER.size + keys.SIGNATURE_BYTES
+        entries, _ = _list_from_bytes("consents", body, terms.threshold, size)
+        return cls(client, tuple(_numbered(entry, bytes) for entry in entries))
+
+
+@dataclass(frozen=True)
 class UnmaskShares(Message):
-    """Stage 4, from a client.
+    """The last stage, from a client.
 
     Args:
         client: who sent it.
@@ -316,6 +373,11 @@ class UnmaskShares(Message):
             for entries in (seeds, mask_keys)
         )
         return cls(client, *lists)
+
+
+def _check_signature(signature: bytes) -> None:
+    if len(signature) != keys.SIGNATURE_BYTES:
+        raise LocalProtocolError(f"signature: expected {keys.SIGNATURE_BYTES} bytes")
 
 
 def _keys_to_bytes(public: PublicKeys) -> bytes:

@@ -1,7 +1,7 @@
 """The server's side of a masked sum: collects messages, answers a stage's when it is closed, and adds up.
 
     server = MaskingServer(terms)
-    for every stage:
+    while server.stage is not None:
         server.collect(client, data)      for whatever arrives
         server.close_stage()              -> the answer to every client that is still there
     server.total()
@@ -25,6 +25,8 @@ from discreet.secure.masking.keys import KeyPair, PublicKeys, Roster
 from discreet.secure.masking.masks import add_masks
 from discreet.secure.masking.messages import (
     AdvertisedKeys,
+    Consent,
+    Consents,
     DeliveredShares,
     MaskedInput,
     Message,
@@ -33,7 +35,7 @@ from discreet.secure.masking.messages import (
     UnmaskRequest,
     UnmaskShares,
 )
-from discreet.secure.masking.terms import STAGES, MaskingTerms, Stage
+from discreet.secure.masking.terms import MaskingTerms, Stage
 from discreet.secure.packing import unpack
 from discreet.secure.ring import Elements
 
@@ -79,11 +81,12 @@ class MaskingServer:
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._masked: set[int] = set()
         self._sum = terms.ring.zeros(terms.length)
+        self._consents: dict[int, bytes] | None = None
         self._seeds: dict[int, dict[int, int]] = {}
         self._mask_keys: dict[int, dict[int, int]] = {}
         self._complete = False
-        self._up = dict.fromkeys(STAGES, 0)
-        self._down = dict.fromkeys(STAGES, 0)
+        self._up = dict.fromkeys(Stage, 0)
+        self._down = dict.fromkeys(Stage, 0)
 
     def __repr__(self) -> str:
         return f"MaskingServer(round {self._terms.round}, {self._stage or 'closed'})"
@@ -92,6 +95,11 @@ class MaskingServer:
     def stage(self) -> Stage | None:
         """The stage whose messages are being collected; None when there is none any more."""
         return self._stage
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """Whose masked input has arrived, in ascending order."""
+        return tuple(sorted(self._masked))
 
     @property
     def expected(self) -> tuple[int, ...]:
@@ -105,8 +113,11 @@ class MaskingServer:
                 asked, heard = self._keys.keys(), self._sealed.keys()
             case Stage.MASK:
                 asked, heard = self._sealed.keys(), self._masked
+            case Stage.CONSENT:
+                asked, heard = self._masked, (self._consents or {}).keys()
             case Stage.UNMASK:
-                asked, heard = self._masked, self._seeds.keys()
+                asked = self._masked if self._consents is None else self._consents.keys()
+                heard = self._seeds.keys()
             case None:
                 return ()
         return tuple(sorted(asked - heard - self._dropped.keys()))
@@ -135,6 +146,8 @@ class MaskingServer:
                     self._take_sealed(client, dict(self._read(SharedKeys, client, data).sealed))
                 case Stage.MASK:
                     self._take_masked(client, self._read(MaskedInput, client, data).packed)
+                case Stage.CONSENT:
+                    self._take_consent(client, self._read(Consent, client, data).signature)
                 case Stage.UNMASK:
                     self._take_answer(client, self._read(UnmaskShares, client, data))
         except RemoteProtocolError as error:
@@ -162,8 +175,15 @@ class MaskingServer:
         if stage is Stage.UNMASK:
             self._complete = True
         else:
-            self._stage = STAGES[STAGES.index(stage) + 1]
+            self._stage = self._after(stage)
         return answers
+
+    def _after(self, stage: Stage) -> Stage:
+        """The stage after one that is not the last."""
+        if stage is Stage.MASK and self._consents is None:
+            return Stage.UNMASK
+        stages = list(Stage)
+        return stages[stages.index(stage) + 1]
 
     def total(self, *, threads: int = 1) -> MaskedTotal:
         """The sum of the survivors' vectors, once all stages are closed.
@@ -194,7 +214,7 @@ class MaskingServer:
         add_masks(terms.ring, values, plus, minus, threads)
         return MaskedTotal(
             values,
-            tuple(sorted(self._masked)),
+            self.survivors,
             dict(self._dropped),
             dict(self._up),
             dict(self._down),
@@ -227,6 +247,11 @@ class MaskingServer:
         ring = self._terms.ring
         ring.add(self._sum, unpack(ring, np.frombuffer(packed, np.uint8), self._terms.length), out=self._sum)
         self._masked.add(client)
+
+    def _take_consent(self, client: int, signature: bytes) -> None:
+        signed = keys.consents(self._terms, self.survivors, client, signature, self._roster or {})
+        self._check(client, signed, "signature: not of these survivors by the client's identity")
+        self._consents = (self._consents or {}) | {client: signature}
 
     def _take_answer(self, client: int, answer: UnmaskShares) -> None:
         survivors, dropouts = self._around(client)
@@ -263,7 +288,13 @@ class MaskingServer:
                 self._require_survivors(self._masked)
                 self._require_holders([*self._masked, *self._half_masked()], listening)
                 count = len(self._masked)
+                if self._terms.complete and self._roster is not None and self._sealed.keys() - self._masked:
+                    self._consents = {}
                 return {client: UnmaskRequest(client, *self._around(client), count) for client in listening}
+            case Stage.CONSENT:
+                found = {} if self._consents is None else self._going_on(self._consents)
+                some = tuple(sorted(found.items()))[: self._terms.threshold]
+                return {client: Consents(client, some) for client in found}
             case Stage.UNMASK:
                 self._require_holders([*self._masked, *self._half_masked()], self._seeds.keys())
                 return {}

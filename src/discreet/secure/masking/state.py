@@ -24,8 +24,9 @@ class Progress(IntEnum):
     ADVERTISED = 1
     SHARED = 2
     MASKED = 3
-    FINISHED = 4
-    FAILED = 5
+    CONSENTED = 4
+    FINISHED = 5
+    FAILED = 6
     """A message was refused: nothing that comes in this round is answered any more."""
 
 
@@ -53,6 +54,7 @@ class ClientState:
         signature: of its public keys, until they are sent.
         peers: neighbours' public keys, until its masked input is sent.
         held: shares of peers' secrets and its own, until it has answered the request to unmask.
+        survivors: among their owners those that it has consented to, until then.
     """
 
     client: int
@@ -61,6 +63,7 @@ class ClientState:
     signature: bytes | None = field(default=None, repr=False)
     peers: tuple[tuple[int, PublicKeys], ...] = ()
     held: tuple[tuple[int, HeldShares], ...] = field(default=(), repr=False)
+    survivors: tuple[int, ...] = ()
 
     def to_bytes(self, terms: MaskingTerms, roster: Roster | None) -> bytes:
         """The state as bytes. **They hold secrets in the clear**: keep them where only this client can read."""
@@ -76,6 +79,7 @@ class ClientState:
                 self.signature is not None,
                 len(self.peers),
                 len(self.held),
+                len(self.survivors),
             )
         ]
         if secrets is not None:
@@ -87,6 +91,7 @@ class ClientState:
             _HELD.pack(peer, shares.seed.to_bytes(_SHARE, "little"), shares.key.to_bytes(_SHARE, "little"))
             for peer, shares in self.held
         ]
+        parts.append(struct.pack(f"<{len(self.survivors)}I", *self.survivors))
         body = b"".join(parts)
         return body + hashlib.sha256(body).digest()
 
@@ -100,7 +105,9 @@ class ClientState:
         body = data[:-32]
         if len(body) < _HEADER.size or hashlib.sha256(body).digest() != data[-32:]:
             raise LocalProtocolError("the state of a masked sum is damaged")
-        magic, context, pinned, client, progress, has_secrets, signed, peers, held = _HEADER.unpack_from(body)
+        magic, context, pinned, client, progress, has_secrets, signed, peers, held, left = (
+            _HEADER.unpack_from(body)
+        )
         # going on under other terms would end in masks that don't cancel, which nobody would notice
         if magic != _MAGIC or context != terms.context:
             raise LocalProtocolError(
@@ -118,6 +125,7 @@ class ClientState:
             signature = body[at : at + keys.SIGNATURE_BYTES]
             at += keys.SIGNATURE_BYTES
         peers_end = at + peers * _PEER.size
+        held_end = peers_end + held * _HELD.size
         return cls(
             client,
             Progress(progress),
@@ -126,14 +134,15 @@ class ClientState:
             tuple((peer, PublicKeys(*its)) for peer, *its in _PEER.iter_unpack(body[at:peers_end])),
             tuple(
                 (peer, HeldShares(*(int.from_bytes(share, "little") for share in shares)))
-                for peer, *shares in _HELD.iter_unpack(body[peers_end : peers_end + held * _HELD.size])
+                for peer, *shares in _HELD.iter_unpack(body[peers_end:held_end])
             ),
+            struct.unpack_from(f"<{left}I", body, held_end),
         )
 
 
 _SHARE = shamir.SHARE_BYTES
-_MAGIC = b"dms1"
-_HEADER = struct.Struct("<4s32s32sIB??II")
+_MAGIC = b"dms2"
+_HEADER = struct.Struct("<4s32s32sIB??III")
 _PEER = struct.Struct(f"<I{keys.KEY_BYTES}s{keys.KEY_BYTES}s")
 _HELD = struct.Struct(f"<I{_SHARE}s{_SHARE}s")
 

@@ -16,15 +16,18 @@ _PROTOCOL = b"discreet masked sum 1"
 
 
 class Stage(StrEnum):
-    """The four exchanges of a round, each a message from every client and an answer to it."""
+    """The exchanges of a round, each a message from every client and an answer to it."""
 
     ADVERTISE = "advertise"
     SHARE = "share"
     MASK = "mask"
+    CONSENT = "consent"
+    """Only where somebody dropped out, and clients have identities and are all neighbours."""
     UNMASK = "unmask"
 
 
-STAGES = tuple(Stage)
+STAGES = tuple(stage for stage in Stage if stage is not Stage.CONSENT)
+"""Those that every round has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +45,10 @@ class MaskingTerms:
         length: of the vectors, n: 1 to 2^31.
         degree: neighbours of a client: even, or all others.
         threshold: shares that recover a secret, of degree + 1: at least 2. Up to threshold - 1 clients may collude
-            with the server. Above (degree + 1 + colluding clients) / 2, a server that tells clients different things
-            about who dropped out learns nothing by that either.
-        minimum_survivors: the sum of fewer clients is not released; at least 2. In a complete graph every client makes
-            sure of that itself; in a sparser one it sees its neighbours alone, and a dishonest server may have the sum
-            of as few as the threshold says.
+            with a server that is curious. Against one that tells clients different things about who dropped out it
+            must be above (clients + colluding clients) / 2, in a complete graph with a roster.
+        minimum_survivors: the sum of fewer clients is not released; at least 2. In a complete graph clients make sure of
+            that themselves; in a sparser one each sees its neighbours alone, and has the server's word for it.
         nonce: decides who is whose neighbour; 1 to 64 bytes.
 
     Raises:
