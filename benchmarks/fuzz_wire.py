@@ -2,8 +2,8 @@
 
 python benchmarks/fuzz_wire.py [--messages 10000000] [--seed 0] [--processes 2]
 
-Against the envelope and its parts, against a site's `step` in every state that it was in during three short runs (sums
-in the clear, under masks, by additive shares), and against the server's reading of every reply of those runs.
+Against the envelope and its parts, against a site's `step` in every state that it was in during short runs (sums in the
+clear, under masks, the same with a site that falls silent, by additive shares), and against the server's reading of every reply of those runs.
 
 Half of the messages keep a wrong signature, or none; the other half is signed again by the right key, most of it with
 right lengths too, so that what lies behind the signature is reached. What is found stops the run, and is printed so that it can be repeated.
@@ -32,7 +32,7 @@ from discreet.errors import LocalProtocolError, RemoteProtocolError
 from discreet.federation import parts, standing
 from discreet.federation.identity import Identity
 from discreet.federation.limits import Limits
-from discreet.federation.link import MemoryLink
+from discreet.federation.link import Failure, MemoryLink
 from discreet.federation.roster import Member, Roster
 from discreet.federation.server import federate
 from discreet.federation.site import Site
@@ -329,7 +329,7 @@ class Taking:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A short run between three sites.
+    """A short run between four sites.
 
     Attributes:
         steps: of the sites.
@@ -343,13 +343,18 @@ class Recorded:
 RUNS = {
     "clear": 'secure = "none"\n[scheme]\nname = "fedavg"\nsteps = 2\n',
     "masked": 'secure = "masked"\n[privacy]\nnoise_multiplier = 1.0\n[scheme]\nname = "dp-signfed"\nsteps = 2\n',
+    "masked, one gone": 'secure = "masked"\n[scheme]\nname = "cgd"\n',
     "additive": 'secure = "additive"\n[scheme]\nname = "cgd"\n',
 }
-COMMON = '[data]\nname = "breast-cancer"\nclients = 3\n[model]\nname = "linear"\n'
+SITES = 4
+MASKING = 4
+"""The exchange in which the first masked inputs are sent."""
+
+COMMON = f'[data]\nname = "breast-cancer"\nclients = {SITES}\n[model]\nname = "linear"\n'
 
 
 def members(pinned: Roster | None) -> list[Site]:
-    """Three sites; without a record of what they spend, which would grow with every message."""
+    """The sites; without a record of what they spend, which would grow with every message."""
     limits = Limits(allow_rehearsal=True, report_evaluation=True, largest_message=LONGEST)
     return [
         Site(number, identity, limits, Forgetful(), roster=pinned)
@@ -365,7 +370,7 @@ class Forgetful(MemorySpending):
         return make((), NOTHING)
 
 
-IDENTITIES = [Identity.from_secret(bytes([10 + one]) * 32) for one in range(3)]
+IDENTITIES = [Identity.from_secret(bytes([10 + one]) * 32) for one in range(SITES)]
 ROSTER = Roster(
     SERVER_IDENTITY.public,
     tuple(Member(number, f"site-{number}", one.public) for number, one in enumerate(IDENTITIES)),
@@ -376,7 +381,7 @@ ROSTER = Roster(
 def recorded(name: str) -> Recorded:
     """Play one of `RUNS`, and write down every message and every reading of a reply."""
     experiment = from_table(parse("rounds = 2\n" + RUNS[name] + COMMON, name))
-    states = [b""] * 3
+    states = [b""] * SITES
     made = Recorded([], [])
     here = members(ROSTER)
 
@@ -384,6 +389,10 @@ def recorded(name: str) -> Recorded:
         made.steps.append(Step(number, states[number], message))
         states[number], reply = here[number].step(states[number], message)
         return reply
+
+    def silent(number: int, message: bytes, answer: Callable[[bytes], bytes]) -> bytes | Failure:
+        gone = name.endswith("one gone") and number == SITES - 1 and link.exchanges == MASKING
+        return Failure("timeout") if gone else answer(message)
 
     real = standing.Sites._take
 
@@ -396,7 +405,7 @@ def recorded(name: str) -> Recorded:
         real(sites, *given)
 
     with mock.patch.object(standing.Sites, "_take", watched):
-        link = MemoryLink({number: partial(answer, number) for number in range(3)})
+        link = MemoryLink({number: partial(answer, number) for number in range(SITES)}, silent)
         federate(experiment, link, identity=SERVER_IDENTITY, roster=ROSTER, rehearse=True)
     return made
 

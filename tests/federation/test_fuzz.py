@@ -20,7 +20,7 @@ def test_envelopes_and_parts(fuzz):
         assert outcomes.total() == 5_000
 
 
-@pytest.mark.parametrize("name", ["clear", "masked", "additive"])
+@pytest.mark.parametrize("name", ["clear", "masked", "masked, one gone", "additive"])
 def test_both_ends_of_a_run(fuzz, name):
     for target, count in ((fuzz.sites(name), 250), (fuzz.server(name), 80)):
         for message in target.valid:

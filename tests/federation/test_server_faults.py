@@ -251,6 +251,57 @@ def test_a_secure_run_comes_through_a_fault_with_the_same_bits(name, exchange, a
             assert one.spending.entries() and 3 <= len(one.spending.entries()) <= played
 
 
+GONE, SIX = 5, dealt((7, 13, 20, 9, 6, 4))
+
+
+class Gone(Faults):
+    """One site is silent when masked inputs are sent, so that the others are asked to consent to that."""
+
+    def __call__(self, site, message, answer):
+        if site == GONE and self.link.exchanges == 4:
+            return Failure("timeout")
+        return super().__call__(site, message, answer)
+
+
+@cache
+def without_one(exchanges=frozenset(), act="restarted"):
+    asked = experiment(ConfinedGradientDescent(learning_rate=0.1), secure="masked")
+    members = parties(SIX)
+    faults = Gone(members, exchanges, ACTS[act])
+    return run(asked, members, link=faults.link), faults, members
+
+
+def test_who_is_left_consents_before_a_sum_without_the_others_is_read():
+    found, _, members = without_one()
+    assert [line["participants"] for line in found.metrics] == [
+        5,
+        5,
+        6,
+    ]  # with round 1 went the keys for round 2
+    assert [line["attempts"] for line in found.metrics] == [1, 1, 1]
+    stages = [phase["stage"] for phase in found.metrics[0]["phases"]]
+    assert stages == ["advertise", "share", "gradient", "consent", "unmask"]
+    assert sorted(map(int, found.metrics[0]["phases"][3]["sites"])) == [0, 1, 2, 3, 4]
+    assert all("consent" not in [one["stage"] for one in line["phases"]] for line in found.metrics[1:])
+    assert not [refusal for one in members for refusal in one.refusals]
+
+
+@pytest.mark.parametrize("exchange", [5, 6])
+@pytest.mark.parametrize(
+    "act", [pytest.param(act, marks=() if act in QUICK_ONES else pytest.mark.exhaustive) for act in ACTS]
+)
+def test_who_fails_once_another_is_gone_is_in_the_sum_all_the_same(exchange, act):
+    """Its masked input is there, and four of the others are enough."""
+    found, faults, _ = without_one(frozenset({exchange}), act)
+    assert faults.acted
+    assert [line["attempts"] for line in found.metrics] == [1, 1, 1]
+    assert found.metrics[0]["participants"] == 5
+    failures = [one for line in found.metrics for one in line["failures"]]
+    assert {one["site"] for one in failures} <= {FAULTY, GONE}
+    if all(line["participants"] == 6 for line in found.metrics[1:]):
+        assert same_state(found, without_one()[0])
+
+
 @pytest.mark.parametrize(
     "act", [pytest.param(act, marks=() if act in QUICK_ONES else pytest.mark.exhaustive) for act in ACTS]
 )
