@@ -51,8 +51,9 @@ def additive(game: Game, ask: Ask) -> Total:
     if promise is not None and len(shared) < promise.needed(drawn):
         needed = promise.needed(drawn)
         raise RoundAborted(sorted(shared), needed, "contributions, for the noise that is promised")
-    columns = partition.column_count if phase.scope == "column" else 1
-    require_minima(shared, game.table.sites.minima, columns)
+    for column in range(partition.column_count if phase.scope == "column" else 1):
+        there = [one for one in shared if phase.scope != "column" or partition.column_of(one) == column]
+        require_minima(there, game.table.sites.minima)
     game.release()
     sums: dict[int, PartialSum] = {}
     plan = Plan()
@@ -78,12 +79,18 @@ def additive(game: Game, ask: Ask) -> Total:
 
 
 def _holders(game: Game) -> tuple[int, ...]:
-    """Who holds shares in this attempt: drawn anew for each, so that everybody has its turn."""
+    """Who holds shares in this attempt: drawn anew for each, so that everybody has its turn.
+
+    Without those who have failed in this round, if there are enough: who takes part for show could else stop it each time.
+    """
     experiment = game.table.federation.experiment
     if len(game.cohort) < experiment.share_holders:
         raise RoundAborted(game.cohort.tolist(), experiment.share_holders, "holders of shares")
     stream = Seeded(experiment.seed).stream(game.number, SERVER, f"share holders {game.attempt}")
-    chosen = stream.choice(game.cohort, experiment.share_holders, replace=False)
+    failed = [one.site for one in game.table.sites.missed]
+    reliable = game.cohort[~np.isin(game.cohort, failed)]
+    among = reliable if len(reliable) >= experiment.share_holders else game.cohort
+    chosen = stream.choice(among, experiment.share_holders, replace=False)
     return tuple(sorted(chosen.tolist()))
 
 

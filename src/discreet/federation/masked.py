@@ -83,21 +83,20 @@ class MaskedSum:
             return None
 
 
-def require_minima(there: Iterable[int], minima: Mapping[int, int], share: int = 1) -> None:
+def require_minima(there: Iterable[int], minima: Mapping[int, int]) -> None:
     """Give up a sum that is over fewer sites than one in it asks for: none of them would help to read it.
 
     Args:
         there: the sites in it.
         minima: how many each site asks for.
-        share: of how many such sums they are the sites, as many in each.
 
     Raises:
         RoundAborted: it names the site that asks for most.
     """
     found = sorted(there)
     most = max(found, key=lambda site: minima.get(site, 0), default=None)
-    if most is not None and len(found) // share < minima.get(most, 0):
-        raise RoundAborted(found, minima[most] * share, f"site {most} asks for {minima[most]} in a sum")
+    if most is not None and len(found) < minima.get(most, 0):
+        raise RoundAborted(found, minima[most], f"sites in a sum, for which site {most} asks")
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 
@@ -13,7 +14,7 @@ from discreet.errors import RoundAborted
 from discreet.federation.additive import additive
 from discreet.federation.clear import in_clear
 from discreet.federation.game import Game
-from discreet.federation.masked import MaskedSum, Sums
+from discreet.federation.masked import MaskedSum, Sums, require_minima
 from discreet.federation.parts import ADDITIVE, MASKED, Answered, Masked, Told
 from discreet.federation.standing import Plan, Sites
 from discreet.federation.table import Table
@@ -26,6 +27,8 @@ from discreet.secure.masking import Stage
 from discreet.secure.ring import Ring
 from discreet.sums import side_by_side
 
+LOG = logging.getLogger(__name__)
+
 
 def play(table: Table, progress: Progress, attempt: int) -> Outcome:
     """Play the round after `progress`, once.
@@ -34,6 +37,7 @@ def play(table: Table, progress: Progress, attempt: int) -> Outcome:
         RoundAborted: too many sites failed; the round may be tried again.
     """
     number, sites, federation = progress.round + 1, table.sites, table.federation
+    sites.admit()
     started, before = time.perf_counter(), _traffic(table.sites)
     ahead, table.ahead = table.ahead, None
     drawn = table.drawn(number)
@@ -43,7 +47,13 @@ def play(table: Table, progress: Progress, attempt: int) -> Outcome:
     else:
         ahead = None
     if len(drawn) and not len(cohort):
+        require_minima(sites.here & set(drawn.tolist()), sites.minima)
         raise RoundAborted((), 1, "none of the sites drawn is there")
+    for site in sorted(sites.here & set(drawn.tolist()) - set(cohort.tolist())):
+        if sites.minima[site] > len(cohort):
+            LOG.info(
+                "round %d: %s is left out: asks for %d sites", number, sites.name(site), sites.minima[site]
+            )
     game = Game(table, progress, number, attempt, len(drawn), cohort, ahead)
     playing = play_round(federation.scheme, federation.task, progress.state, number)
     try:

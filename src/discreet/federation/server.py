@@ -220,12 +220,12 @@ class Course:
     def _played(self, progress: Progress) -> tuple[Outcome, int]:
         """The round, and how many attempts it took."""
         number, cause = progress.round + 1, ""
+        began_with = self.table.sites.here
         for attempt in range(self.attempts):
             if attempt:
                 self.table.ahead = None
-                # the run ends if this try fails too: then rather wait until those are back who can be
-                awaited = self.table.drawn(number).tolist() if attempt + 1 == self.attempts else ()
                 deadlines = self.table.deadlines
+                awaited = self._awaited(number, began_with) if attempt + 1 == self.attempts else ()
                 self.table.sites.recall(number, attempt, deadlines.keys, awaited, deadlines.gathering)
                 spent = replace(progress, ledger=self.table.spending.ledger())
                 if is_over(self.table.federation, spent):
@@ -240,6 +240,15 @@ class Course:
                 ]
                 cause = "; ".join([str(error), *failed[-8:]])
         raise RunAborted(number, self.attempts, cause)
+
+    def _awaited(self, number: int, began_with: frozenset[int]) -> frozenset[int]:
+        """Whom to wait for before a round is tried for the last time, since the run ends if that fails too.
+
+        Those who failed in it; if nobody did, too few were there to begin with: then all who are drawn.
+        """
+        drawn = frozenset(self.table.drawn(number).tolist())
+        failed = {one.site for one in self.table.sites.missed}
+        return drawn & began_with & failed or drawn
 
     def judged(self, progress: Progress) -> Evaluation:
         """How good the models after a round are.

@@ -101,6 +101,7 @@ class Sites:
         session: of this process.
         hello: how the server introduces itself and the run.
         all: the sites, by their numbers.
+        waiting: of those who ask for other sums than before, what they said; they take part from the next attempt on.
         version: of the list of the sites, counted from 1; 0 before there is one.
         sequence: of the last message.
         missed: what went wrong since it was last looked at.
@@ -115,6 +116,7 @@ class Sites:
     hello: Hello
     all: dict[int, Standing] = field(init=False)
     facts: Facts | None = None
+    waiting: dict[int, Welcome] = field(default_factory=dict)
     version: int = 0
     sequence: int = 0
     missed: list[Missed] = field(default_factory=list)
@@ -218,14 +220,19 @@ class Sites:
     def _greet(self, sites: Iterable[int], seconds: float, round: int = 0, attempt: int = 0) -> None:
         plan = Plan()
         for site in sites:
-            self._introduce(plan, site)
+            self._introduce(plan, site, at_once=True)
         if plan.asked:
             self.ask(plan, seconds, "hello", round, attempt, greeting=True)
 
-    def _introduce(self, plan: Plan, site: int) -> None:
-        plan.add(site, self.hello, partial(self._welcomed, site))
+    def _introduce(self, plan: Plan, site: int, at_once: bool) -> None:
+        plan.add(site, self.hello, partial(self._welcomed, site, at_once))
 
-    def _welcomed(self, site: int, welcome: Welcome, told: Told | None) -> None:
+    def admit(self) -> None:
+        """Take in who waits for the next attempt; for when one begins."""
+        while self.waiting:
+            self._take_in(*self.waiting.popitem())
+
+    def _welcomed(self, site: int, at_once: bool, welcome: Welcome, told: Told | None) -> None:
         """Take a site in, if it is the one that it must be."""
         its = self.all[site]
 
@@ -243,8 +250,16 @@ class Sites:
         if self.facts is not None:
             held = self.facts.sizes[site // max(1, len(self.facts.columns))]
             check(welcome.examples == held, "examples: other than at the beginning")
+        self.waiting.pop(site, None)
+        if at_once or its.welcome is None or its.welcome.minimum == welcome.minimum:
+            self._take_in(site, welcome)
+        else:  # sums that are going on are bound to what all were told
+            self.waiting[site] = welcome
+
+    def _take_in(self, site: int, welcome: Welcome) -> None:
+        its = self.all[site]
         if its.welcome is None or its.welcome.member != welcome.member:
-            self.version += 1  # everybody has to hear of the new key
+            self.version += 1  # everybody has to hear of it
         LOG.info("%s is there", self.name(site))
         its.key, its.welcome, its.here, its.knows, its.told = welcome.identity, welcome, True, 0, None
 
@@ -280,9 +295,9 @@ class Sites:
             keeps: whether who refuses a part stays all the same.
         """
         if not greeting:
-            due = [site for site, its in self.all.items() if not its.here and its.due <= round]
-            for site in set(due) & self.link.present() - set(plan.asked):
-                self._introduce(plan, site)
+            due = {site for site, its in self.all.items() if not its.here and its.due <= round}
+            for site in due & self.link.present() - set(plan.asked) - self.waiting.keys():
+                self._introduce(plan, site, at_once=False)
         messages, sent = {}, {}
         for site in sorted(plan.asked):
             wanted = list(plan.asked[site])

@@ -17,6 +17,7 @@ from discreet.progress import Progress, is_over
 from discreet.randomness import SERVER
 from discreet.sampling import Attendance, grouped, sample
 from discreet.schemes.base import Phase
+from discreet.schemes.references import Local
 from discreet.secure.masking import STAGES
 
 
@@ -109,11 +110,20 @@ class Table:
         return sample(self.federation.experiment, self.federation.partition.clients, number)
 
     def there(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of some sites who are there; of rows that predict together, whole rows alone."""
-        here = np.isin(drawn, sorted(self.sites.here))
-        columns = self.federation.partition.column_count
-        if columns > 1 and any(
-            phase.scope == "row" for phase in self.federation.scheme.phases(self.federation.task)
-        ):
-            here = here.reshape(-1, columns).all(1).repeat(columns)
+        """Those of some sites who are there and whose owners ask for no more in a sum than there are.
+
+        Of rows that predict together, whole rows alone.
+        """
+        federation, minima = self.federation, self.sites.minima
+        columns = federation.partition.column_count
+        whole = any(phase.scope == "row" for phase in federation.scheme.phases(federation.task))
+        asked = np.array([minima.get(site, 0) for site in drawn.tolist()], dtype=np.int64)
+        if isinstance(federation.scheme, Local):
+            asked[:] = 0  # nothing is summed
+        here, before = np.isin(drawn, sorted(self.sites.here)), -1
+        while here.sum() != before:  # who is left out may be one too few for another
+            before = here.sum()
+            if columns > 1 and whole:
+                here = here.reshape(-1, columns).all(1).repeat(columns)
+            here = here & (asked <= np.bincount(drawn[here] % columns, minlength=columns)[drawn % columns])
         return drawn[here]
