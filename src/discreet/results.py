@@ -28,7 +28,7 @@ from discreet.preparation import Federation
 from discreet.privacy.accounting import adjacency_among, spent
 from discreet.privacy.releases import Ledger
 from discreet.runs import Checkpoint, DiskFull, open_run
-from discreet.schemes.traits import Described, Measured, groups_of, protected_unit
+from discreet.schemes.traits import Described, Measured, groups_of, protected_unit, releases_a_round
 from discreet.view import View
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def summarise(
         "privacy": None if experiment.privacy is None else _privacy(federation, experiment.privacy, ledger),
         "adversary": None if federation.infiltration is None else _attack(federation.infiltration, last),
         "participants": federation.partition.clients,
-        "notes": [*notes(federation.task.learner.network), *_remarks(federation, history)],
+        "notes": [*notes(federation.task.learner.network), *_remarks(federation, history, ledger)],
         "dropped_updates": sum(len(line["dropped"]) for line in history),
         "lost_contributions": sum(line.get("lost", 0) for line in history),  # older folders count none
         "versions": versions(),
@@ -260,9 +260,17 @@ def _attack(infiltration: Infiltration, last: Mapping[str, Any]) -> dict[str, An
     return {"attack": infiltration.adversary.attack, "malicious": len(infiltration.clients), **figures}
 
 
-def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]]) -> list[str]:
+def _remarks(federation: Federation, history: Sequence[Mapping[str, Any]], ledger: Ledger) -> list[str]:
     """What a reader of the result has to know of how it came about."""
-    found, asked = [], federation.experiment.privacy
+    found, asked, rounds = [], federation.experiment.privacy, federation.experiment.rounds
+    idle = sum(line.get("released") is False for line in history)
+    if idle:
+        found.append(f"{idle:,} of {len(history):,} rounds released nothing: too few took part")
+    most = federation.releases
+    if most is not None and len(history) < rounds:
+        one_more = ledger.releases + releases_a_round(federation.scheme, federation.task)
+        if one_more > most:
+            found.append(f"the privacy budget ended the run after {len(history):,} of {rounds:,} rounds")
     if (scaling := federation.target_scaling) is not None:
         found.append(f"targets are scaled, and outputs and losses with them: {scaling}")
     if any(phase.gathered for phase in federation.scheme.phases(federation.task)):

@@ -173,10 +173,16 @@ def test_what_is_no_host_is_refused(tmp_path, host):
 
 
 def test_hosts_stand_in_the_certificate_each_once(tmp_path):
-    make_certificates(tmp_path, ["localhost", "10.0.0.1", "localhost"], [])
+    make_certificates(tmp_path, ["fl.example.org", "10.0.0.1", "fl.example.org"], [])
     server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     found = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert list(found) == [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("10.0.0.1"))]
+    assert list(found) == [
+        x509.DNSName("fl.example.org"),
+        x509.IPAddress(ipaddress.ip_address("10.0.0.1")),
+        # by these the server's own processes reach it
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,37 @@ def test_holders_ask_for_the_minimum_of_each_whose_shares_they_add_up(minimum, e
         assert cause(answer) == expected and f"site {asking} asks for 4" in str(members[1].refusals[-1])
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "another attempt", "another run", "restart"])
+def test_a_site_advertises_keys_once_for_a_masked_sum(meanwhile):
+    """A second client of the same sum would sign a second list of who is left, and nobody could tell which is which."""
+    asked = dataclasses.replace(CGD, secure="masked")
+    server = Server(asked, parties(pinned=roster()), rehearse=False).begin()
+    part = Masking(0, 1, 2, (0, 1, 2, 3), bytes(32), b"")
+    assert isinstance(server.ask(0, part, round=1), parts.Masked)
+    if meanwhile == "another run":
+        Server(asked, server.members, rehearse=False, run=b"s" * 16).greet()
+        server.begin()
+    if meanwhile == "restart":
+        server.members[0].restart()
+    attempt = 1 if meanwhile == "another attempt" else 0
+    for serial in (2, 1):
+        again = dataclasses.replace(part, serial=serial)
+        assert cause(server.ask(0, again, round=1, attempt=attempt)) == "stale"
+        assert "were advertised" in str(server.members[0].refusals[-1])
+    later = dataclasses.replace(part, serial=3)
+    assert isinstance(server.ask(0, later, round=1, attempt=attempt), parts.Masked)
+    server.session += 1  # another process of the server counts anew, in other terms
+    server.sequence = 0
+    server.begin()
+    assert isinstance(server.ask(0, part, round=1), parts.Masked)
+
+
+def test_graphs_that_are_complete_anyway_ask_for_more_than_half_too():
+    spend = Privacy(noise_multiplier=0.5, dropout_tolerance=0.85, assumed_dishonest=17)
+    found = terms(experiment(DPSignFed(steps=1), privacy=spend), ALL_NEIGHBOURS + 1)
+    assert found.complete and 2 * found.threshold > ALL_NEIGHBOURS + 1 + 17
+
+
 # ---- additive shares
 
 

@@ -1,5 +1,6 @@
 """``discreet certificates``, ``roster``, ``site`` and ``node``."""
 
+import dataclasses
 import os
 import signal
 import stat
@@ -50,8 +51,16 @@ def test_from_certificates_to_pinned_sites(command, tmp_path):
         assert fingerprint in ended.out
     for name in "ab":
         pinned = command.run("site", "pin", name, "roster.toml", cwd=tmp_path)
-        assert (pinned.code, pinned.out, pinned.err) == (0, ended.out, "")
+        assert (pinned.code, pinned.err) == (0, "") and pinned.out.startswith(ended.out)
+        assert "In place of" not in pinned.out
         assert Home.open(tmp_path / name).roster == roster
+    other = dataclasses.replace(roster, sites=roster.sites[:1])
+    (tmp_path / "other.toml").write_text(other.to_toml())
+    pinned = command.run("site", "pin", "a", "other.toml", cwd=tmp_path)
+    assert f"In place of the roster of 2 sites that was here: {roster.fingerprint}" in pinned.out
+    pinned = command.run("site", "pin", "b", "other.toml", cwd=tmp_path)
+    assert (pinned.code, pinned.err.count("\n")) == (2, 1)
+    assert "other.toml: has no site 1, which this is" in pinned.err
 
 
 def test_nothing_is_overwritten(command, tmp_path):

@@ -142,7 +142,7 @@ def test_a_roster_can_be_put_there_later(home):
             SiteSettings(number=0, name="hospital-a"),
             "site 0 has another key than this site's, which site 1 has there",
         ),
-        (SiteSettings(number=7, name="hospital-b"), "site 7 has another key"),
+        (SiteSettings(number=7, name="hospital-b"), "has no site 7, which this is"),
         (
             SiteSettings(number=1, name="hospital-c"),
             "site 1 is named 'hospital-b' there and 'hospital-c' here",

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from parties import ALLOWED, QUICK, SERVER, dealt, experiment, parties, roster, run
+from parties import ALLOWED, QUICK, SERVER, dealt, experiment, identity, parties, roster, run
 
 import discreet.federation.standing
 from discreet.config import Data
@@ -13,6 +13,8 @@ from discreet.federation import parts
 from discreet.federation.limits import Limits
 from discreet.federation.link import Failure
 from discreet.federation.parts import Hello, Holding, Masking, Work
+from discreet.randomness import SERVER as SERVER_STREAM
+from discreet.randomness import Seeded
 from discreet.schemes import ConfinedGradientDescent
 from discreet.wire import Envelope, Kind
 
@@ -119,6 +121,58 @@ def test_nobody_waits_for_a_site_that_was_not_there_to_begin_with(monkeypatch):
     found = played("masked", five(), missing)
     assert found.metrics[1]["attempts"] == 3 and found.metrics[1]["participants"] == 4
     assert not waited
+
+
+def test_who_comes_back_while_others_are_waited_for_takes_part(monkeypatch):
+    """Site 3 is away when the round begins, and there again once site 4, which fails in it, is waited for."""
+    waited = []
+    monkeypatch.setattr(discreet.federation.standing.time, "sleep", waited.append)
+    monkeypatch.setattr(discreet.federation.standing.time, "monotonic", lambda: 1.0 * len(waited))
+
+    def away(site, message, answer):
+        request, _ = opened(site, message)
+        gone = request.round >= 2 if site == 4 else (site == 3 and request.round == 1) or not waited
+        return Failure("unreachable") if gone and site in (3, 4) and request.round else answer(message)
+
+    found = played("masked", five(4), away, rounds=2)
+    assert waited and found.metrics[1]["participants"] == 4 and found.metrics[1]["attempts"] == 3
+
+
+@pytest.mark.parametrize("colluder", [0, 1, 2, 3, 4])
+def test_who_makes_others_refuse_does_not_choose_who_holds_shares(colluder):
+    """It seals nonsense for all others, who cannot open it; they may be drawn again."""
+    members, drawn = five(), []
+
+    def sealed_nonsense(site, message, answer):
+        request, wanted = opened(site, message)
+        if site == colluder and request.round == 1 and request.attempt < 2:
+            drawn.extend(one.holders for one in wanted if isinstance(one, Work))
+            reply = Envelope.from_bytes(
+                answer(message), kind=Kind.REPLY, site=site, key=identity(site).public, peer=""
+            )
+            made = [parts.answered(part) for part in reply.parts]
+            spoilt = tuple(
+                dataclasses.replace(one, sealed=tuple(bytes(len(each)) for each in one.sealed)).part
+                if isinstance(one, parts.Shared)
+                else one.part
+                for one in made
+            )
+            return dataclasses.replace(reply, parts=spoilt).to_bytes(identity(site).sign)
+        if site != colluder and request.round == 1 and request.attempt == 2:
+            later.extend(one.holders for one in wanted if isinstance(one, Work))
+        return answer(message)
+
+    later = []
+    found = played("additive", members, sealed_nonsense)
+    assert found.metrics[0]["attempts"] == 3
+    # the draw is that of the seed, whoever has failed
+    undisturbed = [tuple(sorted(_stream(attempt))) for attempt in range(3)]
+    assert [*dict.fromkeys(drawn), *dict.fromkeys(later)] == undisturbed
+
+
+def _stream(attempt):
+    stream = Seeded(CGD.seed).stream(1, SERVER_STREAM, f"share holders {attempt}")
+    return stream.choice(np.arange(5), CGD.share_holders, replace=False).tolist()
 
 
 def test_columns_are_counted_one_by_one():

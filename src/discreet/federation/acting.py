@@ -18,14 +18,21 @@ from discreet.preparation import prepare
 LOG = logging.getLogger(__name__)
 
 
-def open_site(folder: Path) -> Acting:
+def open_site(folder: Path, *, with_data: bool = False) -> Acting:
     """Load the site in a folder, with torch and all that it needs; it takes seconds.
 
+    Args:
+        folder: the site's.
+        with_data: whether its own data is read now, and not when a run begins.
+
     Raises:
-        UserError: the folder is no site's, or something in it cannot be read.
+        UserError: the folder is no site's, or something in it, or its data, cannot be read.
     """
     home, journal = Home.open(folder), Journal()
-    answer = partial(home.answer, home.site(journal.note))
+    site = home.site(journal.note)
+    if with_data:
+        site.holdings.load()
+    answer = partial(home.answer, site)
     return Acting(home.settings.number, partial(journal.answered, answer), home.limits.largest_message)
 
 
@@ -54,7 +61,7 @@ def warm() -> None:
 
 
 def _opened(folder: Path) -> Acting:
-    one = open_site(folder)
+    one = open_site(folder, with_data=True)
     LOG.info("acts for site %d in %s", one.number, folder)
     return one
 

@@ -81,13 +81,14 @@ def additive(game: Game, ask: Ask) -> Total:
 def _holders(game: Game) -> tuple[int, ...]:
     """Who holds shares in this attempt: drawn anew for each, so that everybody has its turn.
 
-    Without those who have failed in this round, if there are enough: who takes part for show could else stop it each time.
+    Without those who have answered nonsense in this round, if there are enough: they could else stop it each time. Others
+    can have failed through no fault of their own, and who made them fail must not choose who holds shares.
     """
     experiment = game.table.federation.experiment
     if len(game.cohort) < experiment.share_holders:
         raise RoundAborted(game.cohort.tolist(), experiment.share_holders, "holders of shares")
     stream = Seeded(experiment.seed).stream(game.number, SERVER, f"share holders {game.attempt}")
-    failed = [one.site for one in game.table.sites.missed]
+    failed = [one.site for one in game.table.sites.missed if one.failure.cause == "malformed"]
     reliable = game.cohort[~np.isin(game.cohort, failed)]
     among = reliable if len(reliable) >= experiment.share_holders else game.cohort
     chosen = stream.choice(among, experiment.share_holders, replace=False)

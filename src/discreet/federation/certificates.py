@@ -47,6 +47,9 @@ NODES = "nodes"
 CA_DAYS, SERVER_DAYS = 3650, 397
 """For how long certificates are valid, if nothing else is asked."""
 
+LOOPBACK = ("localhost", "127.0.0.1")
+"""In every server's certificate: the processes that a SuperLink starts on its own machine reach it so."""
+
 _SKEW = timedelta(minutes=10)
 """Certificates are valid from a little before they are made: clocks differ."""
 
@@ -73,7 +76,7 @@ def make_certificates(
 
     Args:
         folder: where; it is made if it is absent.
-        hosts: names and addresses by which nodes reach the server.
+        hosts: names and addresses by which nodes reach the server; `LOOPBACK` is added.
         sites: the sites' names.
         days: for how long the server's certificate is valid.
 
@@ -125,7 +128,7 @@ def make_server_certificate(
 
     Args:
         folder: where it goes.
-        hosts: names and addresses by which nodes reach the server.
+        hosts: names and addresses by which nodes reach the server; `LOOPBACK` is added.
         authority: folder of the authority; None for the same.
         days: for how long it is valid.
 
@@ -201,7 +204,7 @@ def _server(
 ) -> dict[Path, NewFile]:
     if not hosts:
         raise ConfigError("server", "nothing", "the name or address by which nodes reach the server")
-    names = [_alternative(host) for host in dict.fromkeys(hosts)]
+    names = [_alternative(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "discreet federation server")])
     builder = (

@@ -119,7 +119,9 @@ def certificates(
     from discreet.federation.identity import Identity
 
     identity = Identity.generate()
-    written = make_certificates(folder, _names(server), _names(sites), days=days or SERVER_DAYS)
+    written = make_certificates(
+        folder, _names(server), _names(sites), days=SERVER_DAYS if days is None else days
+    )
     written += write_new({folder / "identity.pem": NewFile(identity.to_pem())})
     for file in written:
         print(file)
@@ -193,7 +195,13 @@ def init(
     from discreet.federation.roster import Member
     from discreet.federation.settings import SiteData, SiteSettings
 
-    data = SiteData(source=source, options=_options(options), folder=str(data_dir) if data_dir else None)
+    asked = _options(options)
+    if ":" not in source:  # what the site's process starts from may be another folder
+        paths: dict[str, Any] = {
+            key: str(Path(asked[key]).absolute()) for key in ("path", "test_path") if key in asked
+        }
+        asked |= paths
+    data = SiteData(source=source, options=asked, folder=str(data_dir.absolute()) if data_dir else None)
     allowed = Limits.from_toml(read_text(limits), limits) if limits else None
     home = Home.create(folder, SiteSettings(number=number, name=name, data=data), allowed)
     me = Member(number, name, home.identity.public)
@@ -212,9 +220,13 @@ def pin(
     from discreet.federation.home import Home
     from discreet.federation.roster import Roster
 
-    made = Roster.from_toml(read_text(file), file)
-    Home.open(folder).pin(made)
+    made, home = Roster.from_toml(read_text(file), file), Home.open(folder)
+    before = home.roster
+    home.pin(made, file)
     _print_roster(made)
+    if before is not None and before != made:
+        print(f"In place of the roster of {len(before)} sites that was here: {before.fingerprint}")
+    print("It counts from the next start of the site's process.")
 
 
 @site_app.command()
@@ -247,7 +259,7 @@ def spent(
     print(
         "no limit"
         if limits.epsilon is None
-        else f"limit: epsilon {limits.epsilon:g} at delta {limits.delta:g}"
+        else f"limit: epsilon {limits.epsilon:g} at delta {limits.delta:g}, once the site's process starts"
     )
     print(f"models of the runs: {', '.join(home.runs()) or 'none'}")
 

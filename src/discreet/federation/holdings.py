@@ -82,6 +82,15 @@ class Holdings:
         require("data", same, "this site holds other data than was said")
         return found
 
+    def load(self) -> None:
+        """Read the site's own data now, if it has some, rather than when it is needed.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        if self.data is not None:
+            self._loaded(self.data)
+
     def _loaded(self, data: OwnData) -> Dataset:
         if self._own is None:
             self._own = data.load()

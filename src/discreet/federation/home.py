@@ -141,13 +141,17 @@ class Home:
         _check_roster(folder / ROSTER, roster, settings, identity)
         return cls(folder, identity, settings, limits, roster, SpendingFile(folder / LEDGER))
 
-    def pin(self, roster: Roster) -> Home:
+    def pin(self, roster: Roster, source: Path | None = None) -> Home:
         """The same site with a roster put into its folder, in place of one that may be there.
+
+        Args:
+            roster: the roster.
+            source: where it comes from, for what is said of it if it does not fit.
 
         Raises:
             DataError: the roster is of others, or cannot be written.
         """
-        _check_roster(self.folder / ROSTER, roster, self.settings, self.identity)
+        _check_roster(source or self.folder / ROSTER, roster, self.settings, self.identity)
         replace(self.folder / ROSTER, roster.to_toml().encode())
         return Home.open(self.folder)
 
@@ -304,6 +308,8 @@ def _check_roster(path: Path, roster: Roster | None, settings: SiteSettings, ide
     if roster is None:
         return
     there = roster.public(settings.number)
+    if there is None:
+        raise DataError(path, f"has no site {settings.number}, which this is: expected all sites in it")
     if there != identity.public:
         found = roster.number_of(identity.public)
         whose = "nobody has" if found is None else f"site {found} has"

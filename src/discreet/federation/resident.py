@@ -1,4 +1,4 @@
-"""The site's own process: it has torch, the data and the model loaded, and answers what the relay hands it.
+"""The site's own process: it has torch and the site's own data loaded, and answers what the relay hands it.
 
 It listens on ``site.sock`` in the site's folder, for processes of the same user alone. A frame, both ways, is one byte
 that says what it is, eight bytes of length (big-endian), and the body. One process at a time acts for a site: it holds

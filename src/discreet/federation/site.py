@@ -32,6 +32,7 @@ from discreet.federation.state import MOST_RUNS, Mark, RunState, SiteState
 from discreet.federation.step import Step
 from discreet.federation.terms import agreement
 from discreet.randomness import Keyed, Seeded, SystemRandom
+from discreet.secure.masking import Stage
 from discreet.secure.masking.keys import public_key
 from discreet.wire import KEY_BYTES, RUN_BYTES, Envelope, Kind, Part, verify
 
@@ -115,7 +116,8 @@ class Site:
         server = mark.server if mark is not None else self._introduced(wanted)
         if server is None:
             raise RemoteProtocolError("server", envelope.round, "parts: no introduction")
-        known = known.marked(Mark(envelope.run, server, envelope.session, envelope.sequence))
+        serial = mark.serial if mark is not None and mark.session == envelope.session else 0
+        known = known.marked(Mark(envelope.run, server, envelope.session, envelope.sequence, serial))
         if unread is not None:
             return known.to_bytes(), self._turned_away(envelope, unread)
         answers: list[Part] = []
@@ -203,6 +205,7 @@ class Site:
         answer: Answered
         match one:
             case Masking():
+                known = _once(known, envelope, one)
                 answer, run = seat.masking(run, envelope, one)
             case Holding():
                 answer, run = seat.holding(run, envelope, one)
@@ -336,6 +339,15 @@ class Site:
         if run.model and model != run.model and run.place <= run.ended:
             raise Refusal("stale", "the run ended with another model, and no round was played since")
         return parts.Done(), replace(run, model=model, played=envelope.round, ended=run.place, sums=())
+
+
+def _once(known: SiteState, envelope: Envelope, one: Masking) -> SiteState:
+    """Refuse to begin a masked sum again; the mark outlives the run's state, which another run takes the place of."""
+    mark = known.mark(envelope.run)
+    if mark is None or tuple(Stage)[one.stage] is not Stage.ADVERTISE:
+        return known
+    require("stale", one.serial > mark.serial, "keys for this masked sum, or a later one, were advertised")
+    return known.marked(replace(mark, serial=one.serial))
 
 
 def _cause(error: Exception, beginning: bool) -> Cause:

@@ -175,14 +175,15 @@ class Sites:
             round: that is tried.
             attempt: which.
             seconds: that they have to answer.
-            awaited: sites that are waited for, unless they refuse.
+            awaited: sites that are waited for, unless they refuse; others who come meanwhile are welcome.
             patience: for how many seconds.
         """
         end, pause = time.monotonic() + patience, PAUSE
-        missing, left = set(self.all) - self.here, seconds
+        away, left = set(self.all) - self.here, seconds
         while True:
-            self._greet(sorted(missing & self.link.present()), min(seconds, left), round, attempt)
-            missing = {site for site in awaited if not self.all[site].here and not self.all[site].refuses}
+            self._greet(sorted(away & self.link.present()), min(seconds, left), round, attempt)
+            away = {site for site, its in self.all.items() if not its.here and not its.refuses}
+            missing = away & set(awaited)
             left = end - time.monotonic()
             if not missing or left <= 0:
                 return

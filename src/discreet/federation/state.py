@@ -27,6 +27,8 @@ class Mark(Record):
         run: names the run.
         server: public key of its server.
         session, sequence: of the message; only a later one is answered.
+        serial: of the last masked sum of the session that the site has advertised keys for; only for a later one does it
+            again, so that it has one client in each sum, which consents once.
     """
 
     written: ClassVar = {
@@ -34,11 +36,13 @@ class Mark(Record):
         "server": Exactly(KEY_BYTES),
         "session": Whole(4),
         "sequence": Whole(8),
+        "serial": Whole(4),
     }
     run: bytes
     server: bytes
     session: int
     sequence: int
+    serial: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ FALLING_SILENT = 1.0
 FEWEST = 3
 """Sites in a masked sum: that of two tells each the other's vector."""
 
-_PROTOCOL = b"discreet agreement 1"
+_PROTOCOL = b"discreet agreement 2"
 
 ALL_NEIGHBOURS = 128
 """Up to so many sites of a masked sum are all neighbours of each other, so that each sees who is in it: a server that
@@ -83,7 +83,7 @@ def masking_terms(
     if len(cohort) < FEWEST:
         raise ConfigError("cohort", f"{len(cohort)} sites", f"at least {FEWEST}")
     graph = masking_graph(task.promise, len(cohort), FALLING_SILENT)
-    if len(cohort) <= ALL_NEIGHBOURS:
+    if len(cohort) <= ALL_NEIGHBOURS or graph.complete:
         graph = graph.completed()
     needed = 0 if task.promise is None else task.promise.needed(len(cohort))
     return MaskingTerms(

@@ -31,7 +31,8 @@ has been taken for a dropout and its mask key recovered, must still be hidden.
   with the rest of V hide it, whose keys are not out, unless the clients of S were not told of that rest. Then they did not
   sign V, and t - C honest clients outside S did. And each client of S counted t clients when it masked, itself among them,
   who are in S, outside V, or collude: at least t - C honest ones, and none of those who signed. That makes 2 (t - C) again.
-  Where no list is signed no key is out, and each client in a sum counted enough who are in the same sum.
+  Where no list is signed no key is out, and each client in a sum counted enough who are in the same sum. All this is
+  about one `MaskingClient` for each client and terms: whoever makes them must make no second one of the same terms.
 
 **Not promised.** In a sparser graph, anything against a server that lies about who dropped out: it can have single
 vectors. Without a roster of identities, against a server that hands out keys of its own. A client that shares or answers with wrong

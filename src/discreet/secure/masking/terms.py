@@ -12,7 +12,7 @@ from discreet.errors import ConfigError
 from discreet.secure.masking import graph
 from discreet.secure.ring import Ring
 
-_PROTOCOL = b"discreet masked sum 1"
+_PROTOCOL = b"discreet masked sum 2"
 
 
 class Stage(StrEnum):
