@@ -15,6 +15,7 @@ from discreet.federation.link import Failure
 from discreet.federation.parts import Hello, Holding, Masking, Work
 from discreet.randomness import SERVER as SERVER_STREAM
 from discreet.randomness import Seeded
+from discreet.sampling import sample
 from discreet.schemes import ConfinedGradientDescent
 from discreet.wire import Envelope, Kind
 
@@ -173,6 +174,18 @@ def test_who_makes_others_refuse_does_not_choose_who_holds_shares(colluder):
 def _stream(attempt):
     stream = Seeded(CGD.seed).stream(1, SERVER_STREAM, f"share holders {attempt}")
     return stream.choice(np.arange(5), CGD.share_holders, replace=False).tolist()
+
+
+def test_a_round_for_fewer_than_anybody_asks_for_goes_by():
+    """Some draws have one or two sites, of five who each ask for four; that ends no run."""
+    asked = experiment("dp-signfed", data=Data(clients=5), sampling="poisson", fraction=0.8, rounds=12)
+    found = run(asked, five(4), rehearse=False, roster=roster(5))
+    drawn = [len(sample(asked, 5, number)) for number in range(1, 13)]
+    assert {2, 4, 5} <= set(drawn)
+    assert [line["participants"] for line in found.metrics] == [one if one >= 4 else 0 for one in drawn]
+    assert [line["released"] for line in found.metrics] == [one >= 4 for one in drawn]
+    assert {line["attempts"] for line in found.metrics} == {1}
+    assert found.result["privacy"]["releases"] == sum(one >= 4 for one in drawn)
 
 
 def test_columns_are_counted_one_by_one():

@@ -46,7 +46,7 @@ def play(table: Table, progress: Progress, attempt: int) -> Outcome:
         cohort = np.array(ahead.cohort, dtype=np.int64)
     else:
         ahead = None
-    if len(drawn) and not len(cohort):
+    if not len(cohort) and len(table.willing(drawn, np.ones(len(drawn), dtype=bool))):
         require_minima(sites.here & set(drawn.tolist()), sites.minima)
         raise RoundAborted((), 1, "none of the sites drawn is there")
     for site in sorted(sites.here & set(drawn.tolist()) - set(cohort.tolist())):
@@ -88,8 +88,11 @@ def _answer(game: Game, ask: Ask) -> Total:
     Raises:
         RoundAborted: too few of them did.
     """
-    if not len(game.cohort):  # which is seen, and a release like any other
-        game.release()
+    if not len(game.cohort):
+        if game.drawn:  # fewer than each of them asks for
+            game.tally.released = False
+        else:  # which is seen, and a release like any other
+            game.release()
         return Total(zeros(ask.phase.group, (ask.phase.length,)), 0)
     how = how_summed(game.table.federation.experiment, ask.phase)
     if how == MASKED:

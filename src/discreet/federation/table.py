@@ -114,13 +114,17 @@ class Table:
 
         Of rows that predict together, whole rows alone.
         """
+        return self.willing(drawn, np.isin(drawn, sorted(self.sites.here)))
+
+    def willing(self, drawn: NDArray[np.int64], here: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The same if those are there of whom that is said, shape (K,)."""
         federation, minima = self.federation, self.sites.minima
         columns = federation.partition.column_count
         whole = any(phase.scope == "row" for phase in federation.scheme.phases(federation.task))
         asked = np.array([minima.get(site, 0) for site in drawn.tolist()], dtype=np.int64)
         if isinstance(federation.scheme, Local):
             asked[:] = 0  # nothing is summed
-        here, before = np.isin(drawn, sorted(self.sites.here)), -1
+        before = -1
         while here.sum() != before:  # who is left out may be one too few for another
             before = here.sum()
             if columns > 1 and whole:
