@@ -3,6 +3,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs discreet[flower]")
 
 
+import json
 import logging
 import os
 import subprocess
@@ -324,6 +325,7 @@ def test_the_servers_log_says_how_it_ended(tmp_path, monkeypatch):
         raise RunFolderError("runs/first", "is being written by another process")
 
     ours = logging.getLogger("discreet")
+    monkeypatch.setattr(server, "end_when_orphaned", lambda last: None)  # it would end this process
     monkeypatch.setattr(server, "play", locked)
     monkeypatch.setattr(ours, "handlers", [])
     monkeypatch.setattr(ours, "level", ours.level)
@@ -333,6 +335,32 @@ def test_the_servers_log_says_how_it_ended(tmp_path, monkeypatch):
     for handler in ours.handlers:
         handler.close()
     assert "ERROR ended: runs/first: is being written by another process" in (tmp_path / "log").read_text()
+
+
+def test_a_server_whose_superlink_is_gone_says_so_unless_it_has_ended(tmp_path, monkeypatch):
+    ours, gone, ending = logging.getLogger("discreet"), [], tmp_path / "ending"
+    monkeypatch.setattr(server, "end_when_orphaned", gone.append)
+
+    def orphaned(grid, asked):
+        assert json.loads(ending.read_text())["ended"] == "running"
+        gone[0]()
+        said.append(json.loads(ending.read_text()))
+        raise RunFolderError("runs/first", "is being written by another process")
+
+    said = []
+    monkeypatch.setattr(server, "play", orphaned)
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "level", ours.level)
+    asked = {"log": str(tmp_path / "log"), "ending": str(ending)}
+    with pytest.raises(RunFolderError):
+        server.main(None, Context(1, 1, {}, RecordDict(), asked))
+    last = ending.read_text()
+    gone[0]()
+    for handler in ours.handlers:
+        handler.close()
+    assert said == [{"ended": "failed", "error": server.GONE, "usage": False}]
+    assert ending.read_text() == last and "written by another process" in last
+    assert (tmp_path / "log").read_text().count(server.GONE) == 1
 
 
 def test_the_relay_is_light():
