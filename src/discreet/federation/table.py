@@ -26,8 +26,8 @@ class Deadlines:
     """How long the server waits for sites, in seconds.
 
     Attributes:
-        gathering: for all sites to be there and to have read their data, at the beginning; and for those drawn who are
-            away to come back, before a round is tried for the last time.
+        gathering: for all sites to be there and to have read their data, at the beginning; and for those who failed in a
+            round to come back, before it is tried for the last time.
         work: for sites to train, or to add up.
         keys: for everything else.
     """
